@@ -1,0 +1,1 @@
+"""One file per verb: parses, wires the parts together, renders."""

@@ -1,0 +1,1 @@
+"""The engine: `core` runs a model, `serving` answers clients with it."""

@@ -1,0 +1,1 @@
+"""Turns events into a run directory, spans and metrics; reads runs back."""
