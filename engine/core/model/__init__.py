@@ -1,0 +1,1 @@
+"""Runs a transformers causal LM over paged KV. Imports torch."""

@@ -1,0 +1,1 @@
+"""Turns logits into tokens, with counter-based noise. Imports torch."""
