@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tracing_factories import MS, START_NS, Script, arrived, choice, closed, core_started, rejected, step
+
+from inferdbg.engine.core.sampling_params import SamplingParams
+from inferdbg.engine.errors import RunError
+from inferdbg.tracing import machine, reader
+from inferdbg.tracing.reader import RunStatus, open_run
+from inferdbg.tracing.schema import REQUESTS, conform
+from inferdbg.tracing.summary import summarize
+
+
+@pytest.fixture
+def recorded(start):
+    """A recording with four requests, flushed and still open."""
+    recording = start()
+    for event in Script(num_requests=4, num_tokens=5).run():
+        recording.observer(event)
+    assert recording.flush()
+    return recording
+
+
+def ids(run):
+    return [i for batch in run.requests(["request_id"]) for i in batch.column(0).to_pylist()]
+
+
+ALL = [f"req-{i:04d}" for i in range(4)]
+
+
+def test_what_is_no_run_says_so(tmp_path):
+    with pytest.raises(RunError, match="no such run"):
+        open_run(tmp_path / "absent")
+    with pytest.raises(RunError, match=r"it has no run\.json"):
+        open_run(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunError, match="cannot be read"):
+        open_run(tmp_path)
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(RunError, match="cannot be read"):
+        open_run(tmp_path)
+
+
+def rewrite(run_dir, **changes):
+    path = run_dir / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_newer_major_schema_is_refused_and_a_newer_minor_is_read(recorded):
+    recorded.close()
+    rewrite(recorded.run_dir, schema="1.99")
+    assert ids(open_run(recorded.run_dir)) == ALL
+    rewrite(recorded.run_dir, schema="2.0")
+    with pytest.raises(RunError, match="newer inferdbg"):
+        open_run(recorded.run_dir)
+
+
+def test_status_follows_the_writing_process(recorded, monkeypatch):
+    process = machine.own_process()
+    assert open_run(recorded.run_dir).status is RunStatus.OPEN
+    rewrite(recorded.run_dir, process=process | {"start_ticks": process["start_ticks"] - 1})  # the pid was given again
+    assert open_run(recorded.run_dir).status is RunStatus.LOST
+    rewrite(recorded.run_dir, process=process | {"boot_id": "another machine"})
+    assert open_run(recorded.run_dir).status is RunStatus.OPEN  # written a moment ago
+    monkeypatch.setattr(reader, "_SILENT_SECONDS", -1.0)
+    assert open_run(recorded.run_dir).status is RunStatus.LOST
+
+
+def test_a_request_is_found_by_id_client_id_or_unique_prefix(recorded):
+    run = open_run(recorded.run_dir)
+    for key in ("req-0002", "client-2"):
+        (row,) = run.find_request(key)
+        assert row["request_id"] == "req-0002"
+        assert row["output_token_ids"] == [201, 202, 203, 204, 205]
+    with pytest.raises(RunError, match=r"fits 4 requests of .*: req-0000, req-0001, req-0002, req-0003$"):
+        run.find_request("req-")
+    for key in ("nothing", "", "\udcff"):
+        with pytest.raises(RunError, match="has no request"):
+            run.find_request(key)
+
+
+def test_an_exact_id_wins_over_being_a_prefix(start):
+    recording = start()
+    for name in ("a", "ab"):
+        recording.observer(closed(arrived(name)))
+    recording.flush()
+    assert open_run(recording.run_dir).find_request("a")[0]["request_id"] == "a"
+
+
+def test_rows_of_one_request_come_in_order_from_whatever_segments(start):
+    recording = start()
+    arrival = arrived("many", sampling=SamplingParams(n=3, seed=1), seq_ids=(0, 1, 2))
+    choices = tuple(choice((c,), choice_index=c, seq_id=c) for c in (2, 0, 1))
+    for event in (
+        core_started(1),
+        arrival,
+        closed(arrival, choices=choices),
+        core_started(2),
+        closed(arrived("other")),
+    ):
+        recording.observer(event)
+    recording.close()
+    assert [row["choice_index"] for row in open_run(recording.run_dir).find_request("many")] == [0, 1, 2]
+
+
+def test_steps_of_a_request_are_found_by_number(recorded):
+    run = open_run(recorded.run_dir)
+    found = run.steps_of([4, 2, 2, 99], "0", 1)
+    assert [row["step"] for row in found] == [2, 4]
+    assert found[0]["sampled_ids"] == [2, 102, 202, 302]
+    assert run.steps_of([2], "0", 7) == run.steps_of([], "0", 1) == []
+
+
+def test_parquet_is_preferred_over_a_stream_of_the_same_name(recorded):
+    (stream,) = (recorded.run_dir / "requests").glob("*.arrows")
+    copy = stream.read_bytes()
+    recorded.close()
+    stream.write_bytes(copy)  # as after a crash between the rename and the removal
+    assert ids(open_run(recorded.run_dir)) == ALL
+
+
+def test_a_torn_stream_is_read_up_to_the_tear_and_it_is_said(recorded):
+    (stream,) = (recorded.run_dir / "requests").glob("*.arrows")
+    copy = stream.read_bytes()
+    recorded.observer(closed(arrived("later")))
+    recorded.flush()
+    longer = stream.read_bytes()
+    recorded.close()
+    next((recorded.run_dir / "requests").glob("*.parquet")).unlink()
+    stream.write_bytes(longer[: len(copy) + 100])
+    run = open_run(recorded.run_dir)
+    assert ids(run) == ALL
+    (warning,) = run.warnings
+    assert warning.startswith("requests/0.1.000000.arrows: torn at byte")
+    assert summarize(run).warnings == (warning,)
+
+
+def test_a_torn_tail_of_a_live_run_is_a_write_under_way(recorded):
+    (stream,) = (recorded.run_dir / "requests").glob("*.arrows")
+    with open(stream, "ab") as file:
+        file.write(b"\xff\xff\xff\xff\x10\x03")
+    run = open_run(recorded.run_dir)
+    assert ids(run) == ALL
+    assert run.warnings == []
+
+
+def test_no_flipped_bit_in_a_sealed_segment_goes_unnoticed(recorded):
+    recorded.close()
+    (sealed,) = (recorded.run_dir / "steps").glob("*.parquet")
+    good = sealed.read_bytes()
+    wanted = [batch.to_pylist() for batch in open_run(recorded.run_dir).steps()]
+    assert len(wanted[0]) == 5
+    salvaged = 0
+    for byte in range(0, len(good), 151):
+        altered = bytearray(good)
+        altered[byte] ^= 1 << (byte % 8)
+        sealed.write_bytes(altered)
+        run = open_run(recorded.run_dir)
+        salvaged += [batch.to_pylist() for batch in run.steps()] == wanted
+        (warning,) = run.warnings
+        assert warning.startswith("steps/0.1.000000.parquet")
+    assert salvaged > 10
+
+
+def test_a_segment_that_is_no_parquet_is_said_and_the_others_are_read(recorded):
+    recorded.close()
+    (recorded.run_dir / "requests" / "0.1.000001.parquet").write_bytes(b"PAR1 nothing of the kind")
+    run = open_run(recorded.run_dir)
+    assert ids(run) == ALL
+    assert len(run.warnings) == 1
+
+
+def test_unknown_columns_are_ignored_and_missing_ones_are_null(recorded):
+    recorded.close()
+    (sealed,) = (recorded.run_dir / "requests").glob("*.parquet")
+    table = pq.read_table(sealed)
+    older = table.drop_columns(["busy", "status"]).append_column("from_the_future", pa.array(["x"] * len(table)))
+    pq.write_table(older, sealed)
+    run = open_run(recorded.run_dir)
+    batch = next(iter(run.requests()))
+    assert batch.schema.equals(REQUESTS)
+    assert batch.column("busy").null_count == batch.num_rows
+    assert ids(run) == ALL
+    assert run.warnings == []
+    with pytest.raises(KeyError):
+        list(run.requests(["from_the_future"]))
+
+
+def test_structs_grow_and_shrink_like_tables():
+    old = pa.schema([("busy", pa.struct([("send_ns", pa.int32()), ("gone", pa.int64())]))])
+    batch = pa.RecordBatch.from_pylist([{"busy": {"send_ns": 3, "gone": 1}}, {"busy": None}], old)
+    wanted = pa.schema([REQUESTS.field("busy")])
+    assert conform(batch, wanted).to_pylist() == [
+        {"busy": {"tokenize_wait_ns": None, "tokenize_ns": None, "detokenize_ns": None, "send_ns": 3}},
+        {"busy": None},
+    ]
+
+
+def test_requests_in_flight_have_what_their_sequences_sampled(start):
+    recording = start()
+    sampling = SamplingParams(n=2, seed=1)
+    arrival = arrived("open", prompts=((1, 2), (3,)), sampling=sampling, seq_ids=(10, 11, 12, 13))
+    events = [
+        core_started(1), arrival, closed(arrived("done", seq_ids=(1,))),
+        step(1, (10, 12), admitted_seq_ids=(10,), admitted_cached=(16,), admitted_is_resume=(False,)),
+        step(2, (12, 1), preempted_seq_ids=(10,), preempted_lost=(3,)),
+        step(3, (10,), admitted_seq_ids=(10,), admitted_cached=(32,), admitted_is_resume=(True,),
+             finished_seq_ids=(12,), finished_reasons=("length",)),
+    ]  # fmt: skip
+    for event in events:
+        recording.observer(event)
+    recording.flush()
+    (flight,) = open_run(recording.run_dir).in_flight()
+    places = [(o.seq_id, o.prompt_index, o.choice_index, o.token_ids, o.has_ended) for o in flight.outputs]
+    assert places == [
+        (10, 0, 0, [1001, 1003], False), (11, 0, 1, [], False), (12, 1, 0, [1201, 1202], True), (13, 1, 1, [], False)
+    ]  # fmt: skip
+    first = flight.outputs[0]
+    assert (first.cached_tokens, first.num_preemptions, first.steps) == (16, 1, [1, 3])
+    assert first.sampled_ns == [step(1).sampled_ns, step(3).sampled_ns]
+    assert flight.rows()[2]["prompt_token_ids"] == [3]
+
+
+def test_the_tokenizer_of_a_run_cannot_lie_outside_of_it(recorded, tmp_path):
+    recorded.close()
+    (tmp_path / "elsewhere").mkdir()
+    rewrite(recorded.run_dir, tokenizer={"path": "../elsewhere"})
+    run = open_run(recorded.run_dir)
+    assert run.tokenizer_dir is None
+    with pytest.raises(RunError, match="holds no tokenizer"):
+        run.tokenizer()
+
+
+def test_a_summary_counts_requests_once_and_tokens_where_they_are(start):
+    recording = start()
+    many = arrived("many", prompts=((1, 2, 3),), sampling=SamplingParams(n=2, seed=1), seq_ids=(0, 1))
+    events = [
+        core_started(1), many,
+        closed(many, choices=(choice((1, 2), cached_tokens=2), choice((3, 4, 5), choice_index=1, seq_id=1))),
+        rejected(), arrived("waiting", seq_ids=(2,)),
+    ]  # fmt: skip
+    for event in events:
+        recording.observer(event)
+    recording.flush()
+    document = summarize(open_run(recording.run_dir)).to_json()
+    assert document["schema"] == "inferdbg.show/1"
+    assert document["num_requests"] == 3
+    assert document["ends"] == {"finished": 1, "aborted": 0, "rejected": 1, "failed": 0}
+    assert document["in_flight"] == 1
+    assert document["tokens"] == {"prompt": 3, "output": 5, "cached": 2}
+    assert document["e2e_sum_seconds"] == pytest.approx(0.059)
+    assert sum(document["stages_seconds"].values()) == pytest.approx(document["e2e_sum_seconds"], abs=1e-12)
+    assert document["ttft_seconds"] == {"p50": 0.016, "p95": 0.016, "p99": 0.016}
+    assert document["itl_seconds"]["p50"] == pytest.approx(0.020)  # gaps of 40, 20 and 20 ms
+    assert document["in_flight_requests"] == [
+        {"request_id": "waiting", "client_request_id": None, "output_tokens": [0]}
+    ]
+    json.dumps(document)
+
+
+def test_an_empty_run_has_a_summary(start):
+    recording = start()
+    recording.close()
+    document = summarize(open_run(recording.run_dir)).to_json()
+    assert document["num_requests"] == 0
+    assert document["itl_seconds"] == {"p50": None, "p95": None, "p99": None}
+    assert document["e2e_sum_seconds"] == 0
+
+
+def test_percentiles_over_many_requests_are_numpys(start):
+    recording = start()
+    for n in range(101):
+        arrival = arrived(f"r{n}")
+        base = choice((1, 2), token_times_ns=(START_NS + n * MS, START_NS + 3 * n * MS))
+        recording.observer(closed(arrival, choices=(base,)))
+    recording.flush()
+    summary = summarize(open_run(recording.run_dir))
+    assert summary.itl_seconds == pytest.approx({"p50": 0.1, "p95": 0.19, "p99": 0.198})

@@ -1,0 +1,29 @@
+"""Counts what was lost on the way to the record. Knows no reason and no remedy."""
+
+from __future__ import annotations
+
+import threading
+
+__all__ = ["SIGNALS", "Losses"]
+
+SIGNALS = ("steps", "spans", "otlp_spans", "requests", "arrivals", "events")
+"""steps, spans: telemetry dropped under pressure or by the disk; otlp_spans: not taken by the collector;
+requests, arrivals: rows the disk did not take; events: an event our own code could not digest."""
+
+
+class Losses:
+    """Lost items by signal. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(SIGNALS, 0)
+        self._lock = threading.Lock()
+
+    def add(self, signal: str, count: int = 1) -> None:
+        if count:
+            with self._lock:
+                self._counts[signal] += count
+
+    def counts(self) -> dict[str, int]:
+        """All signals, zeros included."""
+        with self._lock:
+            return dict(self._counts)

@@ -1,0 +1,52 @@
+"""Where things lie in a run directory, and how its small JSON files are written. Knows none of their contents."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "MANIFEST", "REPLICAS", "SEALED_SUFFIX", "SEGMENT_SECONDS", "SPANS", "SPANS_SUFFIX", "STREAM_SUFFIX", "TOKENIZER",
+    "make_private", "read_json", "write_json",
+]  # fmt: skip
+
+MANIFEST = "run.json"
+REPLICAS = "replicas"
+TOKENIZER = "tokenizer"
+SPANS = "spans"
+STREAM_SUFFIX = ".arrows"  # a live segment
+SEALED_SUFFIX = ".parquet"
+SPANS_SUFFIX = ".jsonl"
+SEGMENT_SECONDS = 600.0  # a live segment is closed at this age
+
+
+def make_private(directory: Path) -> None:
+    """A directory for its owner alone. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Replaces the file as a whole: a reader sees the old or the new one. Raises OSError."""
+    make_private(path.parent)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(document, file, indent=2, ensure_ascii=False, default=str)
+            file.write("\n")
+        os.rename(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises OSError or ValueError (also where the document is no object)."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise ValueError(f"{path.name} holds no object")
+    return document
