@@ -1,0 +1,1 @@
+"""What `inferdbg demo` serves and asks: a museum's placards."""

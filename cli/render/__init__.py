@@ -1,0 +1,1 @@
+"""Draws reports on a terminal. Knows no run directory: it gets plain values."""

@@ -1,0 +1,145 @@
+"""Draws a comparison of two token logs: the sum first, then each difference with its text and both logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from inferdbg.cli.render.terminal import count, table
+from inferdbg.probes.text import printable, shortened
+
+__all__ = ["render_diff"]
+
+_HEADLINES = {
+    "identical": ("identical", "green"),
+    "input_differs": ("prompts differ", "red"),
+    "output_differs": ("outputs differ", "yellow"),
+    "sampling_differs": ("outputs differ, and so did the sampling parameters", "yellow"),
+    "inconclusive": ("nothing could be compared", "magenta"),
+}
+MAX_VALUE = 48
+
+
+def render_diff(console: Console, document: dict[str, Any], limit: int) -> None:
+    """Prints an `inferdbg.diff-tokens/1` document; at most `limit` differing pairs in full."""
+    _head(console, document)
+    _settings(console, document["manifest_diff"])
+    different = [pair for pair in document["pairs"] if pair["first_difference"] is not None]
+    for pair in different[:limit]:
+        console.print()
+        _pair(console, pair)
+    if len(different) > limit:
+        console.print()
+        console.print(f"… and {count(len(different) - limit, 'more difference')} (--limit {len(different)} shows all)")
+    _unmatched(console, document["unmatched"])
+
+
+def _head(console: Console, document: dict[str, Any]) -> None:
+    words, style = _HEADLINES[document["verdict"]]
+    for side, name in document["runs"].items():
+        console.print(Text.assemble((f"{side.upper()}  ", "bold"), printable(name)))
+    pairs = document["pairs"]
+    counts = document["counts"]
+    console.print()
+    console.print(
+        Text.assemble((words, f"bold {style}"), f"   {count(document['num_pairs'], 'pair')}", *_parts(counts))
+    )
+    firsts = sorted(
+        pair["first_difference"]["index"]
+        for pair in pairs
+        if pair["first_difference"] is not None and pair["first_difference"]["side"] == "output"
+    )
+    if firsts:
+        agree = sum(pair["evidence"]["output_tokens_before_difference"] or 0 for pair in pairs)
+        total = sum(max(pair["evidence"]["output_tokens"].values()) for pair in pairs)
+        console.print(
+            f"first different output token: earliest {firsts[0]}, median {firsts[len(firsts) // 2]}, "
+            f"latest {firsts[-1]}; "
+            f"{agree:,} of {total:,} output tokens come before any difference"
+        )
+    if document["hashed"]:
+        console.print("hashed token log: only the first difference of each request can be told")
+
+
+def _parts(counts: dict[str, int]) -> Iterator[str]:
+    for verdict, number in counts.items():
+        if number:
+            yield f", {number:,} {verdict.replace('_', ' ')}"
+
+
+def _settings(console: Console, changes: list[dict[str, Any]]) -> None:
+    if not changes:
+        console.print("what the two runs say of themselves (model, settings, versions, machine) is the same")
+        return
+    console.print()
+    rows = table("not the same to begin with", "A", "B")
+    for change in changes:
+        rows.add_row(*(Text(_value(change[key])) for key in ("key", "a", "b")))
+    console.print(rows)
+
+
+def _pair(console: Console, pair: dict[str, Any]) -> None:
+    evidence, first = pair["evidence"], pair["first_difference"]
+    ids = evidence["client_request_ids"]  # what a person called it says more than two drawn ids
+    a, b = (ids["a"], ids["b"]) if ids["a"] and ids["a"] == ids["b"] else (pair["request_a"], pair["request_b"])
+    names = printable(a) if a == b else f"{printable(a)} / {printable(b)}"
+    place = "".join(
+        f" {word} {pair[key]}" for word, key in (("prompt", "prompt_index"), ("choice", "choice_index")) if pair[key]
+    )
+    where = f"{first['side']} token {first['index']}"
+    console.print(Text.assemble((names + place, "bold"), f"   {pair['class'].replace('_', ' ')} from {where}"))
+    console.print(_sides(first, evidence))
+    for name, values in evidence["sampling_changes"].items():
+        console.print(Text(f"  sampling.{printable(name)}: A {_value(values['a'])}, B {_value(values['b'])}"))
+    alignment = evidence["alignment"]
+    if alignment is not None:
+        rest = "" if alignment["complete"] else " (too different to realign: the rest counts as replaced)"
+        console.print(
+            f"  realigned: {count(alignment['num_hunks'], 'difference')}, "
+            f"{count(alignment['inserted'], 'token')} inserted, {alignment['deleted']:,} deleted{rest}"
+        )
+
+
+def _sides(first: dict[str, Any], evidence: dict[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    for _ in range(4):
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+    grid.columns[3].ratio = 1
+    before = evidence["context"]["before"]
+    for side, style in (("a", "red"), ("b", "green")):
+        token = first[side]
+        if token is None:
+            ended = evidence["finish_reasons"][side]
+            told = Text(f"ended here ({ended})" if first["side"] == "output" and ended else "ended here", style="dim")
+            grid.add_row(f"  {side.upper()}", "", "", told)
+            continue
+        logprob = "" if token["logprob"] is None else f"{token['logprob']:.3f}"
+        after = evidence["context"][f"after_{side}"]
+        piece = token["piece"]
+        text = Text()
+        if before is not None and after is not None and piece is not None:
+            text.append("…" + _tail(before, 36), style="dim")
+            text.append(printable(piece), style=f"bold {style}")
+            text.append(shortened(after[len(piece) :] if after.startswith(piece) else "", 48))
+        grid.add_row(f"  {side.upper()}", shortened(str(token["id"]), 16), logprob, text)
+    return grid
+
+
+def _tail(text: str, limit: int) -> str:
+    return printable(text[-limit:])
+
+
+def _unmatched(console: Console, unmatched: dict[str, list[dict[str, Any]]]) -> None:
+    for side, rows in unmatched.items():
+        if rows:
+            names = ", ".join(shortened(row["request_id"], 40) for row in rows[:5])
+            more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
+            console.print(Text(f"only in {side.upper()}: {count(len(rows), 'row')}: {names}{more}"))
+
+
+def _value(value: Any) -> str:
+    return "–" if value is None else shortened(value if isinstance(value, str) else repr(value), MAX_VALUE)

@@ -1,0 +1,140 @@
+"""The `show RUN --json` document: the summary of a run, and what a person asks next. Knows no rendering."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from inferdbg.engine.serving.events import EndKind
+from inferdbg.tracing.reader import Run, RunStatus
+from inferdbg.tracing.summary import summarize
+
+__all__ = ["run_document"]
+
+NUM_SLOWEST = 5
+_COLUMNS = (
+    "request_id", "client_request_id", "end", "error_type", "arrival_ns", "closed_ns", "request_boundaries",
+    "num_prompt_tokens", "num_output_tokens",
+)  # fmt: skip
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    """`inferdbg.show/1`: the summary's fields, and beside them who and what ran, the slowest requests, the causes of
+    ends other than finished."""
+    summary = summarize(run)
+    slowest, causes = _requests(run)
+    document = summary.to_json()
+    document["in_flight_requests"] = [
+        {
+            "request_id": flight.request_id,
+            "client_request_id": flight.arrival["client_request_id"],
+            "prompt_tokens": sum(flight.arrival["num_prompt_tokens"] or []),
+            "output_tokens": sum(len(output.steps) for output in flight.outputs),
+        }
+        for flight in summary.in_flight_requests
+    ]
+    manifest = run.manifest
+    return document | {
+        "run": run.path.name,
+        "kind": manifest.get("kind"),
+        "duration_seconds": _duration(run),
+        "ended_because": (manifest.get("ended") or {}).get("reason"),
+        "about": _about(run),
+        "logged": manifest.get("logged"),
+        "instrumentation_seconds": (manifest.get("ended") or {}).get("instrumentation_seconds"),
+        "restarts": sum(int(replica.get("incarnation") or 0) > 0 for replica in run.replicas),
+        "causes": causes,
+        "slowest": slowest,
+    }
+
+
+def _duration(run: Run) -> float | None:
+    """Seconds from the start to the end, or to now; None where nobody knows when it ended."""
+    if run.status is RunStatus.LOST:
+        return None
+    ended = run.manifest.get("ended")
+    wall_ns = int(ended["wall_ns"]) if ended else time.time_ns()
+    return max(0, wall_ns - run.clock.wall_ns) / 1e9
+
+
+def _about(run: Run) -> dict[str, str]:
+    """What ran, in a few words each; a figure that is not known is left out."""
+    manifest = run.manifest
+    core: dict[str, Any] = (manifest.get("config") or {}).get("core") or {}
+    machine, versions = manifest.get("machine") or {}, manifest.get("versions") or {}
+    loaded = next((r["core"].get("info") or {} for r in run.replicas if isinstance(r.get("core"), dict)), {})
+    hardware = ", ".join([*(machine.get("gpus") or []), f"{machine.get('num_usable_cpus')} × {machine.get('cpu')}"])
+    differing = [
+        f"{name}={value}"
+        for name, value in core.items()
+        if name in _TELLING and value not in (None, [], _TELLING[name])
+    ]
+    started = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(run.clock.wall_ns / 1e9))
+    return {
+        "started": started,
+        "model": " ".join(
+            str(part)
+            for part in (
+                (manifest.get("model") or {}).get("name"),
+                core.get("dtype"),
+                core.get("device"),
+                loaded.get("forward"),
+            )
+            if part
+        ),
+        "settings": ", ".join(differing),
+        "machine": hardware if machine else "",
+        "versions": ", ".join(f"{name} {versions[name]}" for name in ("inferdbg", "torch") if name in versions),
+    }
+
+
+_TELLING: dict[str, Any] = {
+    "max_num_seqs": None, "token_budget": None, "page_size": None, "prefix_cache": True, "batch_invariant": False,
+    "policy": "fcfs", "decode_buckets": (), "fast_path": "auto",
+}  # fmt: skip
+"""Settings worth a glance, and the value that goes without saying."""
+
+
+def _requests(run: Run) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The slowest requests, and how many of each cause did not finish."""
+    causes: Counter[str] = Counter()
+    slowest: list[tuple[int, int, dict[str, Any]]] = []
+    for position, row in enumerate(_ended(run)):
+        if row["end"] != EndKind.FINISHED:
+            causes[f"{row['end']}: {row['error_type'] or 'unknown'}"] += 1
+        if row["end"] != EndKind.REJECTED:
+            heapq.heappush(slowest, (row["closed_ns"] - row["arrival_ns"], position, row))
+            if len(slowest) > NUM_SLOWEST:
+                heapq.heappop(slowest)
+    return [_slow(row, took) for took, _, row in sorted(slowest, reverse=True)], dict(causes.most_common())
+
+
+def _ended(run: Run) -> Iterator[dict[str, Any]]:
+    """One row per request, its tokens summed over its rows (which are adjacent)."""
+    current: dict[str, Any] | None = None
+    for batch in run.requests(_COLUMNS):
+        for row in batch.to_pylist():
+            if current is not None and row["request_id"] == current["request_id"]:
+                current["num_output_tokens"] = (current["num_output_tokens"] or 0) + (row["num_output_tokens"] or 0)
+                continue
+            if current is not None:
+                yield current
+            current = row
+    if current is not None:
+        yield current
+
+
+def _slow(row: dict[str, Any], took_ns: int) -> dict[str, Any]:
+    first_token = (row["request_boundaries"] or {}).get("first_token_ns")
+    return {
+        "request_id": row["request_id"],
+        "client_request_id": row["client_request_id"],
+        "end": row["end"],
+        "e2e_seconds": took_ns / 1e9,
+        "ttft_seconds": None if first_token is None else (first_token - row["arrival_ns"]) / 1e9,
+        "prompt_tokens": row["num_prompt_tokens"],
+        "output_tokens": row["num_output_tokens"],
+    }
