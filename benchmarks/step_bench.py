@@ -83,6 +83,7 @@ class Steps:
 
 
 def seconds(forward: Forward, batch: StepBatch) -> float:
+    """Wall time of one step."""
     start = time.perf_counter()
     forward.logits(batch)
     return time.perf_counter() - start

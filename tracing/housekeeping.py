@@ -23,6 +23,7 @@ __all__ = ["Housekeeper"]
 
 _PERIOD_SECONDS = 1.0
 _RETENTION_SECONDS = 30.0
+_TOUCH_SECONDS = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Housekeeper:
         self._file: ReplicaFile | None = None  # there is none before there is a core, or a loss to tell of
         self._deleted = {"segments": 0, "bytes": 0}
         self._retention_at = 0.0
+        self._touch_at = 0.0
         self._complained = False
         self.cpu_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="inferdbg-seal", daemon=True)
@@ -91,6 +93,9 @@ class Housekeeper:
     def _write_files(self) -> None:
         if not self._manifest.is_written:
             self._manifest.write()
+        elif time.monotonic() >= self._touch_at:
+            self._touch_at = time.monotonic() + _TOUCH_SECONDS
+            self._manifest.touch()
         while True:
             try:
                 event = self._cores.get_nowait()

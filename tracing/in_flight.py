@@ -47,32 +47,37 @@ class InFlight:
         return str(self.arrival["request_id"])
 
     def rows(self) -> list[Row]:
-        """In the shape of the token log, as far as is known."""
-        arrival = self.arrival
-        prompts = arrival["prompts"]
-        shared = {
-            name: value for name, value in arrival.items() if name not in ("prompts", "num_prompt_tokens", "seq_ids")
+        """In the shape of the token log, as far as is known: one per sequence; one per prompt where none is known."""
+        hidden = ("prompts", "num_prompt_tokens", "seq_ids")
+        shared = {name: value for name, value in self.arrival.items() if name not in hidden}
+        shared |= {"end": None, "closed_ns": None}
+        if self.outputs:
+            rows = [self._prompt(output.prompt_index) | self._output(output) for output in self.outputs]
+        else:
+            numbers = range(len(self.arrival["num_prompt_tokens"] or []) or 1)
+            rows = [self._prompt(index) | {"choice_index": 0, "num_output_tokens": 0} for index in numbers]
+        return [shared | row | {"num_rows": len(rows)} for row in rows]
+
+    def _prompt(self, index: int) -> Row:
+        prompts, lengths = self.arrival["prompts"], self.arrival["num_prompt_tokens"] or []
+        return {
+            "prompt_index": index,
+            "num_prompt_tokens": lengths[index] if index < len(lengths) else None,
+            "prompt_token_ids": prompts[index] if prompts else None,
         }
-        shared |= {"end": None, "closed_ns": None, "num_rows": len(self.outputs)}
-        lengths = arrival["num_prompt_tokens"] or []
-        return [
-            shared
-            | {
-                "prompt_index": output.prompt_index,
-                "choice_index": output.choice_index,
-                "seq_id": output.seq_id,
-                "num_prompt_tokens": lengths[output.prompt_index] if output.prompt_index < len(lengths) else None,
-                "num_output_tokens": len(output.steps),
-                "prompt_token_ids": prompts[output.prompt_index] if prompts else None,
-                "output_token_ids": None if all(i is None for i in output.token_ids) else output.token_ids,
-                "output_logprobs": output.logprobs,
-                "token_offsets_ns": [ns - arrival["arrival_ns"] for ns in output.sampled_ns],
-                "token_steps": output.steps,
-                "cached_tokens": output.cached_tokens,
-                "num_preemptions": output.num_preemptions,
-            }
-            for output in self.outputs
-        ]
+
+    def _output(self, output: PartialOutput) -> Row:
+        return {
+            "choice_index": output.choice_index,
+            "seq_id": output.seq_id,
+            "num_output_tokens": len(output.steps),
+            "output_token_ids": None if all(i is None for i in output.token_ids) else output.token_ids,
+            "output_logprobs": output.logprobs,
+            "token_offsets_ns": [ns - self.arrival["arrival_ns"] for ns in output.sampled_ns],
+            "token_steps": output.steps,
+            "cached_tokens": output.cached_tokens,
+            "num_preemptions": output.num_preemptions,
+        }
 
 
 def find_in_flight(tables: Mapping[str, SegmentReader]) -> list[InFlight]:

@@ -5,6 +5,7 @@ Both are replaced as a whole. What goes in is picked by name; nothing is copied 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,10 @@ class Manifest:
         """Raises OSError."""
         write_json(self._path, self._document)
         self.is_written = True
+
+    def touch(self) -> None:
+        """A sign of life for readers on other hosts, who cannot look at the process. Raises OSError."""
+        os.utime(self._path)
 
     def end(self, reason: str, clock: ClockPair, dropped: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Says how the run ended, what was lost, and the CPU seconds that recording took. Raises OSError."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from inferdbg.engine.core.events import StepFailed, StepRecord
 from inferdbg.engine.serving.events import (
@@ -24,6 +25,8 @@ from inferdbg.tracing.schema import TABLES
 from inferdbg.tracing.segments import TableWriter
 
 __all__ = ["Recorder", "SpanMaker", "Tables"]
+
+_log = logging.getLogger(__name__)
 
 _KEEP_BYTES = {"arrivals": 16 << 20, "requests": 64 << 20, "steps": 0}
 
@@ -86,8 +89,21 @@ class Tables:
             for entry in pending:
                 if entry.flight is not None:
                     entry.row["steps_complete"] = entry.flight.steps_complete
-            lost = writer.write(to_batch([entry.row for entry in pending], TABLES[table]))
+            lost = self._write_rows(writer, [entry.row for entry in pending], TABLES[table])
         self._losses.add(table, lost)
+        return lost
+
+    def _write_rows(self, writer: TableWriter, rows: list[Row], schema: Any) -> int:
+        try:
+            return writer.write(to_batch(rows, schema))
+        except Exception as error:  # a row that is not what the contract says must not take the others with it
+            _log.error("a row is not as it should be: %s", type(error).__name__)
+        lost = 0
+        for row in rows:
+            try:
+                lost += writer.write(to_batch([row], schema))
+            except Exception:
+                lost += 1
         return lost
 
 

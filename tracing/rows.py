@@ -51,7 +51,7 @@ def to_batch(rows: Sequence[Row], schema: Any) -> Any:
     """
     try:
         return _batch(rows, schema)
-    except (UnicodeEncodeError, OverflowError, pa.ArrowInvalid):
+    except (UnicodeEncodeError, OverflowError, pa.ArrowException):
         return _batch([{name: _storable(value) for name, value in row.items()} for row in rows], schema)
 
 

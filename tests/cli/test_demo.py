@@ -1,9 +1,11 @@
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from inferdbg.cli.museum.burst import MAX_TOKENS, Progress
 from inferdbg.cli.museum.placards import ARTWORKS, SYSTEM_PROMPT
@@ -61,3 +63,17 @@ def test_progress_is_plain_text_without_a_terminal(capsys: pytest.CaptureFixture
     assert "1 of 2 answered, first words after 250 ms" in told
     assert "1 failed (APIConnectionError)" in told
     assert "\x1b" not in told
+
+
+def test_the_live_table_shows_every_request_and_obeys_no_control_sequence() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, height=40, color_system=None)
+    with BurstView(console) as view:
+        view.update(
+            [Progress("kiss", num_chunks=10, text="gold \x1b]0;owned\x07 leaf"), Progress("scream", error="Oops")]
+        )
+    shown = stream.getvalue()
+    assert "kiss" in shown
+    assert "scream" in shown
+    assert "\x1b]0;" not in shown
+    assert "\\x1b]0;owned" in shown

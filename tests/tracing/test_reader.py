@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,7 +11,7 @@ from tracing_factories import MS, START_NS, Script, arrived, choice, closed, cor
 
 from inferdbg.engine.core.sampling_params import SamplingParams
 from inferdbg.engine.errors import RunError
-from inferdbg.tracing import machine, reader
+from inferdbg.tracing import housekeeping, machine, reader
 from inferdbg.tracing.reader import RunStatus, open_run
 from inferdbg.tracing.schema import REQUESTS, conform
 from inferdbg.tracing.summary import summarize
@@ -223,6 +225,30 @@ def test_requests_in_flight_have_what_their_sequences_sampled(start):
     assert (first.cached_tokens, first.num_preemptions, first.steps) == (16, 1, [1, 3])
     assert first.sampled_ns == [step(1).sampled_ns, step(3).sampled_ns]
     assert flight.rows()[2]["prompt_token_ids"] == [3]
+
+
+def test_a_request_in_flight_whose_sequences_are_not_known_has_its_prompts(start):
+    recording = start()
+    recording.observer(arrived("odd", prompts=((1, 2), (3,)), seq_ids=()))
+    recording.flush()
+    rows = open_run(recording.run_dir).find_request("odd")
+    assert [(r["prompt_index"], r["prompt_token_ids"], r["num_output_tokens"], r["num_rows"]) for r in rows] == [
+        (0, [1, 2], 0, 2),
+        (1, [3], 0, 2),
+    ]
+
+
+def test_an_idle_run_shows_that_its_writer_lives(start, monkeypatch):
+    monkeypatch.setattr(housekeeping, "_TOUCH_SECONDS", 0.0)
+    recording = start()
+    manifest = recording.run_dir / "run.json"
+    os.utime(manifest, (1, 1))
+    recording.observer(core_started(1))  # wakes the housekeeper
+    recording.flush()
+    deadline = time.monotonic() + 5
+    while manifest.stat().st_mtime < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert time.time() - manifest.stat().st_mtime < 30
 
 
 def test_the_tokenizer_of_a_run_cannot_lie_outside_of_it(recorded, tmp_path):

@@ -219,6 +219,15 @@ def test_what_arrow_cannot_hold_is_escaped_and_not_lost(start):
     assert recording.dropped()["events"] == 0
 
 
+def test_a_row_that_is_not_as_it_should_be_takes_no_other_with_it(start):
+    recording = start()
+    for name, ids in (("good", (0,)), ("bad", ("no number",)), ("better", (1,))):
+        recording.observer(arrived(name, seq_ids=ids))
+    recording.flush()
+    assert [row["request_id"] for row in rows(recording, "arrivals")] == ["good", "better"]
+    assert recording.dropped()["arrivals"] == 1
+
+
 def test_a_new_core_gets_segments_and_a_file_of_its_own_and_the_lost_one_is_named(start):
     recording = start()
     lost = EngineLost(incarnation=1, time_ns=START_NS, reason="killed by signal 9", request_ids=("a",))

@@ -6,10 +6,11 @@ runs on one tile at a time; every row, decode or prefill, attends by itself over
 begin at multiples of it. So every product, reduction and elementwise loop always has the same shape, whichever kernel
 a BLAS picks for it. What is left, that a row's result does not depend on its place in the tile, is checked at load.
 
-Knows no sequence. Costs: see docs/batch-invariance.md.
-"""
+@@COST@@"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -100,6 +101,15 @@ class InvariantForward:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class _KVTile:
+    """KV positions [start, start + KV_TILE) of every row's own sequence."""
+
+    positions: torch.Tensor  # (KV_TILE,)
+    rows: torch.Tensor  # (ROWS * Hkv * KV_TILE,) where each head's K and V lie
+    unseen: torch.Tensor  # (ROWS, KV_TILE) after the row's own position: later tokens, or others' leftovers
+
+
 class InvariantBatch:
     """A `BatchAttention`: each of `ROWS` queries over its own gathered KV, tile by tile, with an online softmax.
 
@@ -118,14 +128,9 @@ class InvariantBatch:
         self._pool = pool
         self._positions = positions[:, None]
         self._slot_rows = pool.slot_rows(slots)
-        self._kv_positions = [
-            torch.arange(start, start + KV_TILE, device=positions.device)
-            for start in range(0, last_position + 1, KV_TILE)
+        self._tiles = [
+            self._tile_at(start, positions[:, None], page_tables) for start in range(0, last_position + 1, KV_TILE)
         ]
-        self._foreign = [
-            (kv_positions > self._positions)[:, None, :, None] for kv_positions in self._kv_positions
-        ]  # slots that hold others' leftovers, or tokens still to come
-        self._kv_rows = [self._rows_of(kv_positions, page_tables) for kv_positions in self._kv_positions]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: AttentionTerms
@@ -142,38 +147,39 @@ class InvariantBatch:
             maximum = terms.sinks.to(dtype).view(1, pool.num_kv_heads, -1, 1).expand(ROWS, -1, -1, -1).contiguous()
             total = torch.ones_like(maximum)
         out = torch.zeros_like(grouped)
-        for kv_positions, rows, foreign in zip(self._kv_positions, self._kv_rows, self._foreign, strict=True):
-            keys = self._gather(pool.keys[layer], rows).to(dtype)  # (R, Hkv, KV_TILE, D)
+        for tile in self._tiles:
+            keys = self._gather(pool.keys[layer], tile).to(dtype)  # (R, Hkv, KV_TILE, D)
             scores = torch.matmul(grouped, keys.transpose(-1, -2)) * terms.scaling
             if terms.softcap is not None:
                 scores = torch.tanh(scores / terms.softcap) * terms.softcap
-            scores = scores.masked_fill_(self._hidden(kv_positions, terms.window), -torch.inf)
+            scores = scores.masked_fill_(self._hidden(tile, terms.window), -torch.inf)
             new_maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
             weights = torch.exp(scores - new_maximum)
             shrink = torch.exp(maximum - new_maximum)
             total = total * shrink + weights.sum(dim=-1, keepdim=True)
-            values = self._gather(pool.values[layer], rows).masked_fill_(foreign, 0)  # 0 * NaN would be NaN
+            values = self._gather(pool.values[layer], tile).masked_fill_(tile.unseen[:, None, :, None], 0)  # 0 * NaN is NaN
             out = out * shrink + torch.matmul(weights, values.to(dtype))
             maximum = new_maximum
         return (out / total).to(query.dtype).reshape(ROWS, -1, pool.head_dim)
 
-    def _rows_of(self, kv_positions: torch.Tensor, page_tables: torch.Tensor) -> torch.Tensor:
-        """Where the heads of a KV tile lie, for each row; positions past its pages lie in the scratch page."""
+    def _tile_at(self, start: int, positions: torch.Tensor, page_tables: torch.Tensor) -> _KVTile:
+        """Positions past a row's pages lie in the scratch page."""
         pool = self._pool
+        kv_positions = torch.arange(start, start + KV_TILE, device=positions.device)
         column = kv_positions.div(pool.page_size, rounding_mode="floor")
-        inside = column < page_tables.shape[1]
         pages = page_tables[:, column.clamp(max=page_tables.shape[1] - 1)]  # (ROWS, KV_TILE)
-        pages = torch.where(inside, pages, pool.scratch_page)
-        return pool.slot_rows(pages * pool.page_size + kv_positions % pool.page_size).transpose(1, 2).reshape(-1)
+        pages = torch.where(column < page_tables.shape[1], pages, pool.scratch_page)
+        rows = pool.slot_rows(pages * pool.page_size + kv_positions % pool.page_size)
+        return _KVTile(kv_positions, rows.transpose(1, 2).reshape(-1), kv_positions > positions)
 
-    def _gather(self, layer: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        heads = layer.view(-1, self._pool.head_dim).index_select(0, rows)
+    def _gather(self, layer: torch.Tensor, tile: _KVTile) -> torch.Tensor:
+        heads = layer.view(-1, self._pool.head_dim).index_select(0, tile.rows)
         return heads.view(ROWS, self._pool.num_kv_heads, KV_TILE, self._pool.head_dim)
 
-    def _hidden(self, kv_positions: torch.Tensor, window: int | None) -> torch.Tensor:
-        hidden = kv_positions > self._positions  # (ROWS, KV_TILE)
+    def _hidden(self, tile: _KVTile, window: int | None) -> torch.Tensor:
+        hidden = tile.unseen
         if window is not None:
-            hidden = hidden | (kv_positions <= self._positions - window)
+            hidden = hidden | (tile.positions <= self._positions - window)
         return hidden[:, None, None, :]
 
 

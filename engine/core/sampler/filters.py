@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inferdbg.engine.core.sampler.candidates import BLOCK, BlockIndex, chunk_elements
+from inferdbg.engine.core.sampler.candidates import BLOCK, BlockIndex, Entries, chunk_elements
 from inferdbg.engine.core.sampling_params import SamplingParams
 
 __all__ = ["is_filtered", "keep_allowed"]
@@ -23,40 +23,42 @@ def is_filtered(params: SamplingParams, vocab_size: int) -> bool:
     return params.min_p > 0.0 or params.top_p < 1.0 or 0 < params.top_k < vocab_size
 
 
-def keep_allowed(scores: torch.Tensor, rows: Sequence[SamplingParams]) -> torch.Tensor:
-    """The scores (R, V) with -inf where a row may not sample; each row keeps one at least.
+def keep_allowed(scores: torch.Tensor, rows: Sequence[SamplingParams]) -> None:
+    """Sets scores (R, V) to -inf, in place, where a row may not sample; each row keeps one at least.
 
     `scores` are logits over temperature, each row's maximum being 0. Ties at an edge go to the lowest token ids. A
     token is in top_p if those before it, best first, have less than top_p of the probability that min_p and top_k left.
     """
     vocab_size = scores.shape[1]
-    top_k = _column([p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in rows], scores).long()
-    top_p = _column([p.top_p for p in rows], scores)
-    least = torch.log(_column([p.min_p for p in rows], scores)).to(scores.dtype)  # log 0 is -inf: off
-    kept = scores.masked_fill(scores < least[:, None], -torch.inf)
-    has_top_k = top_k < vocab_size
-    if bool(has_top_k.any()):
-        kept[has_top_k] = _best(kept[has_top_k], top_k[has_top_k], top_p[has_top_k])
-    needs_edge = ~has_top_k & (top_p < 1.0)
+    if any(params.min_p > 0.0 for params in rows):
+        least = torch.log(_column([params.min_p for params in rows], scores)).to(scores.dtype)  # log 0 is -inf: off
+        scores.masked_fill_(scores < least[:, None], -torch.inf)
+    has_top_k = [0 < params.top_k < vocab_size for params in rows]
+    if best := [row for row, has in enumerate(has_top_k) if has]:
+        _keep_best(scores, best, [rows[row] for row in best])
+    cut = [row for row, has in enumerate(has_top_k) if not has and rows[row].top_p < 1.0]
     num_together = max(1, chunk_elements(scores.device) // vocab_size)
-    cut = needs_edge.nonzero()[:, 0]
     for start in range(0, len(cut), num_together):
         part = cut[start : start + num_together]
-        kept[part] = _nucleus(kept[part], top_p[part])
-    return kept
+        scores[part] = _nucleus(scores[part], _column([rows[row].top_p for row in part], scores))
 
 
-def _best(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The top_k (R,) best of each row, and of those the top_p (R,): few enough to be put in order."""
-    index = BlockIndex(scores)
-    columns, ranked = _rank(scores, (scores >= index.kth_bound(top_k)[:, None]) & ~scores.isneginf())
+def _keep_best(scores: torch.Tensor, indices: list[int], rows: Sequence[SamplingParams]) -> None:
+    """Keeps the top_k best of some rows of scores, and of those the top_p: few enough to be put in order."""
+    top_k = _column([params.top_k for params in rows], scores).long()
+    top_p = _column([params.top_p for params in rows], scores)
+    index = BlockIndex(scores if len(indices) == len(scores) else scores[indices])
+    bound = index.kth_bound(top_k).clamp_min(torch.finfo(scores.dtype).min)  # not what min_p put at -inf
+    candidates = index.at_least(bound)
+    chosen = torch.tensor(indices, device=scores.device)
+    columns, ranked = _rank(candidates, scores[chosen[candidates[0]], candidates[1]], len(indices))
     mass = ranked.double().exp()
     mass[torch.arange(mass.shape[1], device=mass.device) >= top_k[:, None]] = 0.0
     cumulative = mass.cumsum(-1)
     limit = (top_p * cumulative[:, -1]).masked_fill(top_p >= 1.0, torch.inf)
-    return _with(
-        torch.full_like(scores, -torch.inf), columns, ranked, (mass > 0) & (cumulative - mass < limit[:, None])
-    )
+    kept_rows, ranks = ((mass > 0) & (cumulative - mass < limit[:, None])).nonzero(as_tuple=True)
+    scores[chosen] = -torch.inf
+    scores[chosen[kept_rows], columns[kept_rows, ranks]] = ranked[kept_rows, ranks]
 
 
 def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -78,32 +80,31 @@ def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         outer = torch.where(falls_short, outer, middle)
     sure = _row_sums(torch.mul(mass, scores >= inner[:, None], out=masked))
 
-    columns, ranked = _rank(scores, (scores >= outer[:, None]) & (scores < inner[:, None]))
-    between = ranked.double().exp()
-    before = sure[:, None] + between.cumsum(-1) - between
+    rows, places = ((scores >= outer[:, None]) & (scores < inner[:, None])).nonzero(as_tuple=True)
+    columns, ranked = _rank((rows, places), scores[rows, places], len(scores))
+    own = ranked.double().exp()
+    before = sure[:, None] + own.cumsum(-1) - own
+    in_rows, ranks = ((own > 0) & (before < wanted[:, None])).nonzero(as_tuple=True)
     kept = scores.masked_fill(scores < inner[:, None], -torch.inf)
-    return _with(kept, columns, ranked, (between > 0) & (before < wanted[:, None]))
+    kept[in_rows, columns[in_rows, ranks]] = ranked[in_rows, ranks]
+    return kept
 
 
-def _rank(scores: torch.Tensor, is_candidate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns and scores (R, K) of each row's candidates, best first, of equals the lowest column; then -inf."""
-    rows, columns = is_candidate.nonzero(as_tuple=True)
-    counts = torch.bincount(rows, minlength=scores.shape[0])
+def _rank(entries: Entries, values: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns and values (num_rows, K) of each row's entries, best first, of equals the lowest column; then -inf.
+
+    `entries`, in row-major order, have values (N,).
+    """
+    rows, columns = entries
+    counts = torch.bincount(rows, minlength=num_rows)
     width = max(1, int(counts.max()))
     place = torch.arange(rows.shape[0], device=rows.device) - (counts.cumsum(0) - counts)[rows]
-    packed = scores.new_full((scores.shape[0], width), -torch.inf)
-    packed_columns = columns.new_zeros((scores.shape[0], width))
-    packed[rows, place] = scores[rows, columns]
+    packed = values.new_full((num_rows, width), -torch.inf)
+    packed_columns = columns.new_zeros((num_rows, width))
+    packed[rows, place] = values
     packed_columns[rows, place] = columns
     ranked = packed.sort(dim=-1, descending=True, stable=True)
     return packed_columns.gather(1, ranked.indices), ranked.values
-
-
-def _with(kept: torch.Tensor, columns: torch.Tensor, ranked: torch.Tensor, is_in: torch.Tensor) -> torch.Tensor:
-    """`kept`, changed: the ranked scores that are in are put back in their columns."""
-    rows, ranks = is_in.nonzero(as_tuple=True)
-    kept[rows, columns[rows, ranks]] = ranked[rows, ranks]
-    return kept
 
 
 def _row_sums(values: torch.Tensor) -> torch.Tensor:

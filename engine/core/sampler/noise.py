@@ -54,7 +54,8 @@ class Noise:
         least = ((uniform.clamp(0.0, 1.0 - SLACK) - 0.5) * 2.0**64).long()
         state = self._states.new_empty((min(self._chunk, len(keys)), len(self._states)))
         shifted = torch.empty_like(state)
-        found: list[Entries] = []
+        none = keys.new_empty(0)
+        found: list[Entries] = [(none, none)]
         for start in range(0, len(keys), self._chunk):
             part = slice(start, start + self._chunk)
             num_rows = len(keys[part])

@@ -79,8 +79,10 @@ class Sampler:
             scores = self._scores(picked, rows, sampled)
             filtered = [i for i, index in enumerate(sampled) if is_filtered(rows[index].params, self._vocab_size)]
             if filtered:
-                params = [rows[sampled[i]].params for i in filtered]
-                scores[filtered] = keep_allowed(scores[filtered], params)
+                part = scores if len(filtered) == len(sampled) else scores[filtered]
+                keep_allowed(part, [rows[sampled[i]].params for i in filtered])
+                if part is not scores:
+                    scores[filtered] = part
             chosen[sampled] = self._gumbel_max(scores, [rows[index] for index in sampled])
 
     def _processed(self, picked: torch.Tensor, rows: Sequence[SampleRow], indices: list[int]) -> torch.Tensor:
@@ -114,12 +116,15 @@ class Sampler:
         keys = torch.tensor(words, dtype=torch.int64, device=scores.device)
         index = BlockIndex(scores)
         bound = index.kth_bound(torch.full_like(keys, min(NUM_LEADERS, self._vocab_size)))
-        bound = bound.clamp_min(torch.finfo(scores.dtype).min)  # what is filtered out is at -inf, and not a leader
+        least = torch.finfo(scores.dtype).min  # what is filtered out is at -inf, and not a leader
+        bound = bound.clamp_min(least)
         leaders = index.at_least(bound)
         noisy = self._perturbed(scores, leaders, keys)
         best = noisy.new_full((len(rows),), -torch.inf).scatter_reduce(0, leaders[0], noisy, "amax")
-        others = self._noise.exceeding(keys, best - bound.double())  # some leaders among them, which does no harm
-        either = (torch.cat([leaders[0], others[0]]), torch.cat([leaders[1], others[1]]))
+        has_others = (bound > least).nonzero()[:, 0]
+        others = self._noise.exceeding(keys[has_others], (best - bound.double())[has_others])
+        # some leaders are among the others, which does no harm
+        either = (torch.cat([leaders[0], has_others[others[0]]]), torch.cat([leaders[1], others[1]]))
         return first_best(len(rows), either, self._perturbed(scores, either, keys))
 
     def _perturbed(self, scores: torch.Tensor, entries: Entries, keys: torch.Tensor) -> torch.Tensor:

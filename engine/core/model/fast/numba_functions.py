@@ -149,9 +149,11 @@ def add_norm(args: Any) -> None:
     first, last = _share(rows)
     for t in range(first, last):
         for i in range(width):
-            total = _narrow(_widen(residual[t, i]) + _widen(x[t, i]))
-            residual[t, i] = total
-            row[i] = _widen(total)
+            row[i] = _widen(residual[t, i]) + _widen(x[t, i])
+        for i in range(width):
+            residual[t, i] = _narrow(row[i])
+        for i in range(width):
+            row[i] = _widen(residual[t, i])
         scale = _scale_of(row, _as_float(eps))
         for i in range(width):
             out[t, i] = _narrow(row[i] * scale * _widen(weight[i]))

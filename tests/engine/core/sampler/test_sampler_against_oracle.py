@@ -92,7 +92,8 @@ def test_a_whole_vocabulary_is_sampled_as_if_every_token_had_been_perturbed() ->
 
 def _allowed(scores: torch.Tensor, params: SamplingParams) -> list[set[int]]:
     shifted = scores - scores.amax(-1, keepdim=True)
-    kept = keep_allowed(shifted, [params] * len(scores))
+    kept = shifted.clone()
+    keep_allowed(kept, [params] * len(scores))
     allowed = kept.isfinite()
     assert torch.equal(kept[allowed], shifted[allowed])
     return [set(row.nonzero()[:, 0].tolist()) for row in allowed]
