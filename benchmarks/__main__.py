@@ -11,7 +11,7 @@ from benchmarks.common import report
 from benchmarks.recording import recording
 from benchmarks.serving import serving
 from benchmarks.soak import soak
-from inferdbg.engine.core.model.resolve import resolve_model
+from inferdbg.engine.core.acquire import resolve_model
 
 
 def main() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from inferdbg.engine.errors import RunError
 
-__all__ = ["RUNS", "find_run"]
+__all__ = ["DID_NOT_START", "RUNS", "find_run"]
 
 RUNS = Path("runs")
 MANIFEST = "run.json"
+DID_NOT_START = "did not start"  # how a run ends whose server never answered: `latest` passes over it
 
 
 def find_run(text: str, runs: Path = RUNS) -> Path:
@@ -22,7 +24,8 @@ def find_run(text: str, runs: Path = RUNS) -> Path:
     """
     if match := re.fullmatch(r"latest(?:~(\d{1,6}))?", text):
         back = int(match[1] or 0)
-        found = sorted((path.parent for path in runs.glob(f"*/{MANIFEST}")), key=_started)
+        manifests = [(path.parent, _manifest(path)) for path in runs.glob(f"*/{MANIFEST}")]
+        found = [run for run, _ in sorted((m for m in manifests if not _never_served(m[1])), key=_started)]
         if back >= len(found):
             raise RunError(f"{text}: there are {len(found)} runs in {runs}/; record one with inferdbg serve --trace")
         return found[-1 - back]
@@ -34,9 +37,24 @@ def find_run(text: str, runs: Path = RUNS) -> Path:
     raise RunError(f"{text} is not a run: it has no {MANIFEST}")
 
 
-def _started(path: Path) -> tuple[int, str]:
-    """When a run began; one whose manifest is torn sorts by its name among the oldest."""
+def _manifest(path: Path) -> dict[str, Any]:
+    """What a manifest says; nothing where it is torn."""
     try:
-        return (int(json.loads((path / MANIFEST).read_bytes())["clock"]["wall_ns"]), path.name)
-    except (OSError, ValueError, KeyError, TypeError):
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _never_served(manifest: dict[str, Any]) -> bool:
+    ended = manifest.get("ended")
+    return isinstance(ended, dict) and ended.get("reason") == DID_NOT_START
+
+
+def _started(run: tuple[Path, dict[str, Any]]) -> tuple[int, str]:
+    """When a run began; one whose manifest is torn sorts by its name among the oldest."""
+    path, manifest = run
+    try:
+        return (int(manifest["clock"]["wall_ns"]), path.name)
+    except (KeyError, TypeError, ValueError):
         return (0, path.name)

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from inferdbg.cli.render.terminal import diagnostics
-from inferdbg.cli.runs import RUNS
+from inferdbg.cli.runs import DID_NOT_START, RUNS
 from inferdbg.engine.config import CoreConfig, FrontConfig, cache_dir
 from inferdbg.engine.errors import EnvironmentLacks, InvalidRequest
 from inferdbg.engine.serving.api_errors import api_error_of
@@ -55,7 +55,7 @@ def run_server(core: CoreConfig, front: FrontConfig, options: RecordOptions) -> 
     running: list[RunningServer] = []
     config = _recording_config(core, front, options)
     recording = start_recording(config, loop_lag=lambda: running[0].front.loop_lag.last_ns / 1e9 if running else 0.0)
-    reason = "did not start"
+    reason = DID_NOT_START
 
     def on_ready(server: RunningServer) -> None:
         nonlocal reason

@@ -1,5 +1,6 @@
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import unicodedata
@@ -220,6 +221,24 @@ def test_runs_are_found_by_latest_and_by_name(
     assert inferdbg("show", "latest~1", "--json").document["run"] == "first"
     assert inferdbg("show", "first", "--json").document["run"] == "first"
     assert "there are 2 runs" in inferdbg("show", "latest~2").err
+
+
+def test_latest_passes_over_a_server_that_did_not_start_and_a_torn_manifest(
+    inferdbg: Callable[..., Any],
+    record: Callable[..., Path],
+    tiny_model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    shutil.move(record("good", []), tmp_path / "runs" / "good")
+    (tmp_path / "runs" / "torn").mkdir()
+    (tmp_path / "runs" / "torn" / "run.json").write_text("{")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert inferdbg("serve", "--model", tiny_model_dir, "--trace", "--port", taken.getsockname()[1]).code == 4
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+    assert inferdbg("show", "latest", "--json").document["run"] == "good"
 
 
 @pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("x")])

@@ -19,6 +19,7 @@ from inferdbg.engine.core.model.invariant import InvariantForward
 from inferdbg.engine.core.model.kv_pool import KVPool
 from inferdbg.engine.core.model.plain import PlainForward
 from inferdbg.engine.core.model.runner import ModelRunner
+from inferdbg.engine.core.model.warm_up import warm_up
 from inferdbg.engine.core.model.weights import fingerprint, load_model
 from inferdbg.engine.core.model_info import ModelInfo, read_model_info
 from inferdbg.engine.core.sampler.sampler import Sampler
@@ -61,6 +62,7 @@ def build_engine_on(
         graphs = DecodeGraphs(forward, config.decode_buckets, -(-longest // config.page_size))
     runner = ModelRunner(forward, Sampler(info.vocab_size, info.eos_token_ids, device), info.vocab_size, graphs)
     engine = Engine(config, info, runner, observer, num_pages=num_pages)
+    warm_up(runner, num_pages, config.page_size, engine.max_model_len)
     facts: Info = {
         "architecture": info.architecture,
         "device": config.device,

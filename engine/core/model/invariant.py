@@ -6,7 +6,9 @@ runs on one tile at a time; every row, decode or prefill, attends by itself over
 begin at multiples of it. So every product, reduction and elementwise loop always has the same shape, whichever kernel
 a BLAS picks for it. What is left, that a row's result does not depend on its place in the tile, is checked at load.
 
-@@COST@@"""
+Knows no sequence. It costs (`python -m benchmarks.batch_invariance`, SmolLM2's shape in bfloat16, one busy Zen 4
+core, against the plain path): a decode step alone 2.1 x, 16 decodes together 1.2 x, a 512-token prefill 4.5 x.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,9 @@ class InvariantBatch:
             weights = torch.exp(scores - new_maximum)
             shrink = torch.exp(maximum - new_maximum)
             total = total * shrink + weights.sum(dim=-1, keepdim=True)
-            values = self._gather(pool.values[layer], tile).masked_fill_(tile.unseen[:, None, :, None], 0)  # 0 * NaN is NaN
+            values = self._gather(pool.values[layer], tile).masked_fill_(
+                tile.unseen[:, None, :, None], 0
+            )  # 0 * NaN is NaN
             out = out * shrink + torch.matmul(weights, values.to(dtype))
             maximum = new_maximum
         return (out / total).to(query.dtype).reshape(ROWS, -1, pool.head_dim)

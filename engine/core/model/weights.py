@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,6 +34,8 @@ def load_model(model_dir: Path, info: ModelInfo, dtype: torch.dtype, device: tor
     check_config(config)
     _require_safetensors(model_dir)
     model_class = getattr(transformers, info.architecture)
+    silence: Callable[[], None] = transformers.utils.logging.disable_progress_bar
+    silence()  # its bars would be drawn among a server's messages
     try:
         model, loading = model_class.from_pretrained(
             model_dir,

@@ -38,6 +38,8 @@ class FastForward:
         for index, layer in enumerate(decoder.layers):
             qkv = kernels.multiply(layer.qkv, x)
             kernels.rotate_and_store(qkv, index, plan)
+            if index == last and not len(rows):  # a chunk before a prompt's last one: its K and V are all it is for
+                return qkv.new_empty(0, decoder.embedding.shape[0])
             attended = self._attend(qkv, index, plan)
             if index == last:  # what follows is wanted for the rows of the logits only
                 attended, residual = attended[rows], residual[rows]

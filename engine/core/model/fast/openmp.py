@@ -16,6 +16,7 @@ from numba import cfunc
 
 __all__ = ["ParallelKernel", "openmp_is_loaded"]
 
+_SIGNATURE = "void(CPointer(int64))"
 _SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")  # LLVM's OpenMP library has them too
 
 
@@ -33,7 +34,10 @@ class ParallelKernel:
     """
 
     def __init__(self, function: Callable[[Any], None], num_args: int, options: dict[str, Any]) -> None:
-        self._code = cfunc("void(CPointer(int64))", cache=True, **options)(function)
+        try:
+            self._code = cfunc(_SIGNATURE, cache=True, **options)(function)
+        except RuntimeError:  # numba finds no folder that it may write to
+            self._code = cfunc(_SIGNATURE, **options)(function)
         self._format = struct.Struct(f"{num_args}q")
         self._args = ctypes.create_string_buffer(self._format.size)
         self._start = ctypes.CDLL(None).GOMP_parallel

@@ -111,7 +111,10 @@ def test_with_threads_and_the_width_of_a_real_model(dtype: str) -> None:
     config = LlamaConfig(**shape, num_key_value_heads=3, vocab_size=VOCAB * 50, max_position_embeddings=256)
     model = LlamaForCausalLM(config).to(DTYPES[dtype])
     settings: dict[str, Any] = {"dtype": dtype, "batch_invariant": True}
-    plan = random_plan(4, num_requests=3, sampled=True, aborts=False)
+    plan = [
+        replace(p, request=replace(p.request, sampling=replace(p.request.sampling, max_tokens=4)))
+        for p in random_plan(4, num_requests=3, sampled=True, aborts=False)
+    ]
     torch.set_num_threads(2)
     try:
         outcomes, _ = run_plan(model, random_config(4, plan, **settings), plan)

@@ -98,7 +98,7 @@ class Driver:
             query_starts=np.cumsum([0, *(end - start for _, start, end in spans)]),
             context_lens=np.array([end for _, _, end in spans]),
             page_tables=tables,
-            logits_rows=np.array(range(len(places)) if rows is None else rows),
+            logits_rows=np.array(range(len(places)) if rows is None else rows, dtype=np.int64),
             num_decodes=num_decodes,
         )
 

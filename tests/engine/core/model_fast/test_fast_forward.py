@@ -130,6 +130,25 @@ def test_only_the_rows_asked_for_are_returned_in_their_order() -> None:
     torch.testing.assert_close(some, torch.stack([every[0][3], every[0][11], every[1][8]]), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chunk_without_logits_still_writes_its_keys_and_values(dtype: torch.dtype) -> None:
+    model, sequences = make_model("qwen3", dtype), random_sequences([12])
+    pool = make_pool(model, 4, [12])
+    forward = make_fast(model, pool)
+    driver = Driver(forward, pool, sequences)
+    whole = driver.step({0: 12})[0]
+    keys = [layer.clone() for layer in pool.keys]
+    for layer in pool.keys + pool.values:
+        layer.zero_()
+    driver.computed = [0]
+    assert forward.logits(driver.batch({0: 7}, rows=[])).shape == (0, 257)
+    driver.computed = [7]
+    tolerance = 1e-5 if dtype == torch.float32 else 0.15
+    torch.testing.assert_close(driver.step({0: 5})[0], whole[7:], rtol=0, atol=tolerance)
+    for ours, before in zip(pool.keys, keys, strict=True):
+        torch.testing.assert_close(ours, before, rtol=tolerance, atol=tolerance)
+
+
 def test_the_model_keeps_its_weights_and_its_own_forward() -> None:
     model = make_model("qwen2", torch.bfloat16)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
