@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLE", "demo"]
 
 EXAMPLE = "Example: inferdbg demo --out runs"
-CHANGED = ("--no-prefix-cache",)  # the one setting that the second server has and the first has not
+CHANGED = ("--fast-path", "off")  # the one setting that the second server has and the first has not
 TROUBLE = 4
 
 
@@ -29,7 +29,8 @@ def demo(
     """Serve a small real model, record two bursts of requests, and see what happened to every one of them.
 
     Twenty-four museum placards are written at once, streamed, by a server that records everything; then again with the
-    same request ids and the prefix cache off. It takes under three minutes once the model is there.
+    same request ids and the fast path off (transformers' own modules run the model). It takes under three minutes once
+    the model is there.
     """
     from inferdbg.cli.diff_tokens import diff_tokens
     from inferdbg.cli.museum.burst import import_openai
@@ -43,7 +44,7 @@ def demo(
     _step(say, 1, f"the model: {model}")
     model_dir = resolve_with_progress(model)
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
-    first, second = out / f"{stamp}-demo-cached", out / f"{stamp}-demo-uncached"
+    first, second = out / f"{stamp}-demo-fast", out / f"{stamp}-demo-plain"
     _step(say, 2, f"serving it, recording everything; {num_requests} placards at once")
     failed = _record(say, model, model_dir, first, num_requests, ())
     _step(say, 3, f"what happened: inferdbg show {first}")
@@ -87,7 +88,7 @@ def _step(say: Console, number: int, what: str) -> None:
 def _next(say: Console, first: Path, second: Path, model: str) -> None:
     for command, why in (
         (f"inferdbg show {first} placard-night-watch", "one request: its stages, its tokens, the steps they came from"),
-        (f"inferdbg show {second}", "the second run: compare its prefill share with the first one's"),
+        (f"inferdbg show {second}", "the second run: compare its prefill and decode with the first one's"),
         (f"inferdbg diff-tokens {first} {second} --json", "the same comparison, for scripts"),
         (f"inferdbg serve --model {model} --trace", "serve it for your own client"),
     ):

@@ -24,7 +24,7 @@ def serve(
             help="Alias (smollm2), checkpoint directory, Hugging Face repository id, or GGUF file.",
             rich_help_panel=SERVER,
         ),
-    ],
+    ] = "smollm2",
     served_model_name: Annotated[
         str | None,
         typer.Option(help="The model id that clients use. Default: --model's last part.", rich_help_panel=SERVER),

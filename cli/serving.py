@@ -17,10 +17,10 @@ from starlette.routing import Route
 from inferdbg.cli.render.terminal import diagnostics
 from inferdbg.cli.runs import DID_NOT_START, RUNS
 from inferdbg.engine.config import CoreConfig, FrontConfig, cache_dir
-from inferdbg.engine.errors import EnvironmentLacks, InvalidRequest
+from inferdbg.engine.core.fingerprint import fingerprint
+from inferdbg.engine.errors import InvalidRequest
 from inferdbg.engine.serving.api_errors import api_error_of
 from inferdbg.engine.serving.server import RunningServer, serve
-from inferdbg.probes.model_fingerprint import fingerprint_model
 from inferdbg.tracing.recording_config import RecordingConfig
 from inferdbg.tracing.retention import parse_retention
 from inferdbg.tracing.sampling import parse_sample_rule
@@ -112,10 +112,6 @@ def _recording_config(core: CoreConfig, front: FrontConfig, options: RecordOptio
     run_dir = options.run_dir
     if options.trace and run_dir is None:
         run_dir = RUNS / time.strftime("%Y-%m-%dT%H-%M-%S-serve")
-    try:
-        fingerprint = fingerprint_model(core.model_dir) if options.trace else None
-    except OSError as error:
-        raise EnvironmentLacks(f"{error.filename}: {error.strerror}") from None
     return RecordingConfig(
         run_dir=run_dir,
         replica=options.replica,
@@ -130,7 +126,7 @@ def _recording_config(core: CoreConfig, front: FrontConfig, options: RecordOptio
         slo_ttft_seconds=options.slo_ttft_seconds,
         core=core,
         front=front,
-        model_fingerprint=fingerprint,
+        model_fingerprint=fingerprint(core.model_dir) if options.trace else None,
         command=sys.argv,
         environ=os.environ,
     )

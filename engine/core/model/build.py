@@ -20,7 +20,7 @@ from inferdbg.engine.core.model.kv_pool import KVPool
 from inferdbg.engine.core.model.plain import PlainForward
 from inferdbg.engine.core.model.runner import ModelRunner
 from inferdbg.engine.core.model.warm_up import warm_up
-from inferdbg.engine.core.model.weights import fingerprint, load_model
+from inferdbg.engine.core.model.weights import load_model
 from inferdbg.engine.core.model_info import ModelInfo, read_model_info
 from inferdbg.engine.core.sampler.sampler import Sampler
 from inferdbg.engine.errors import EnvironmentLacks, UsageError
@@ -44,8 +44,7 @@ def build_engine(config: CoreConfig, observer: CoreObserver) -> tuple[Engine, In
         torch.set_num_threads(config.num_threads)
     info = read_model_info(config.model_dir)
     model = load_model(config.model_dir, info, getattr(torch, config.dtype), device)
-    engine, facts = build_engine_on(config, observer, model, info)
-    return engine, facts | {"model_fingerprint": fingerprint(config.model_dir)}
+    return build_engine_on(config, observer, model, info)
 
 
 def build_engine_on(

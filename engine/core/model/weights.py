@@ -5,7 +5,6 @@ Knows no pages and no attention. Never runs code from a checkpoint, and never un
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +18,7 @@ from inferdbg.engine.core.model.families import check_architecture, check_config
 from inferdbg.engine.core.model_info import ModelInfo
 from inferdbg.engine.errors import ModelError
 
-__all__ = ["fingerprint", "load_model"]
-
-FINGERPRINTED = ("config.json", "*.safetensors")
+__all__ = ["load_model"]
 
 
 def load_model(model_dir: Path, info: ModelInfo, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -60,23 +57,6 @@ def load_model(model_dir: Path, info: ModelInfo, dtype: torch.dtype, device: tor
     _require_finite(model, model_dir)
     loaded: PreTrainedModel = model.to(device).eval().requires_grad_(False)
     return loaded
-
-
-def fingerprint(model_dir: Path) -> str:
-    """sha256 over config.json and the safetensors files (names and contents): equal for equal checkpoints.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
-    digest = hashlib.sha256()
-    try:
-        for path in sorted(path for pattern in FINGERPRINTED for path in model_dir.glob(pattern)):
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").digest()
-            digest.update(path.name.encode() + b"\0" + content)
-    except OSError as error:
-        raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from error
-    return digest.hexdigest()
 
 
 def _read_config(model_dir: Path) -> PretrainedConfig:

@@ -14,7 +14,6 @@ from inferdbg.engine.config import CoreConfig
 from inferdbg.engine.core.engine import Engine
 from inferdbg.engine.core.model.build import build_engine, build_engine_on
 from inferdbg.engine.core.model.kv_pool import KVPool
-from inferdbg.engine.core.model.weights import fingerprint
 from inferdbg.engine.core.offline import generate
 from inferdbg.engine.errors import EnvironmentLacks, InvalidRequest, ModelError, UsageError
 
@@ -50,7 +49,6 @@ def test_an_engine_from_disk_says_what_transformers_says(checkpoint: Path) -> No
         "forward": "plain",
         "batch_invariant": False,
         "decode_buckets": None,
-        "model_fingerprint": fingerprint(checkpoint),
     }
 
 

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import CONFIGS, info_of, tiny_model
 
+from inferdbg.engine.core.fingerprint import fingerprint
 from inferdbg.engine.core.model.families import FAMILIES
-from inferdbg.engine.core.model.weights import fingerprint, load_model
+from inferdbg.engine.core.model.weights import load_model
 from inferdbg.engine.core.model_info import ModelInfo, read_model_info
 from inferdbg.engine.errors import ModelError
 

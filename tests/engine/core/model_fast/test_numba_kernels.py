@@ -113,10 +113,12 @@ def test_decode_attention_sees_its_window_and_no_more(kernels: Kernels, pool: KV
 def test_kernels_compile_where_numba_finds_no_folder_for_its_cache(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from numba.core import caching
+
     from inferdbg.engine.core.model.fast import numba_functions as functions
     from inferdbg.engine.core.model.fast.openmp import ParallelKernel
 
-    monkeypatch.setattr("numba.core.caching._CacheImpl._locator_classes", [])
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     kernel = ParallelKernel(functions.gate, 4, functions.COMPILE_OPTIONS)
     gate_up, out = torch.randn(3, 122).to(torch.bfloat16), torch.empty(3, 61, dtype=torch.bfloat16)
     kernel(torch.get_num_threads(), gate_up.data_ptr(), out.data_ptr(), 3, 61)
