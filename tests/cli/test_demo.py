@@ -27,7 +27,7 @@ def test_the_demo_records_shows_and_compares_and_says_what_next(
     outcome = inferdbg("demo", "--model", tiny_model_dir, "--out", tmp_path / "runs", "--requests", 3)
     assert outcome.code == 0, outcome.err
     runs = sorted((tmp_path / "runs").iterdir())
-    assert [run.name.rpartition("demo-")[2] for run in runs] == ["cached", "uncached"]
+    assert [run.name.rpartition("demo-")[2] for run in runs] == ["fast", "plain"]
     assert "3 finished" in outcome.out
     assert "config.core.prefix_cache" in outcome.out
     assert f"inferdbg show {runs[0]} placard-night-watch" in outcome.err
