@@ -42,7 +42,6 @@ class CoreConfig:
     decode_buckets: tuple[int, ...] = ()  # batch sizes to pad decode steps to; empty: eager
     top_logprobs: int = 2  # runner-ups recorded per sampled token, whatever the request asks
     client_credit: int = 1024  # tokens a request may be ahead of its client before it is paused
-    fault: str | None = None  # test-only: re-introduces a known historical bug; never recorded
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
