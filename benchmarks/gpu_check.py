@@ -93,7 +93,6 @@ class Bench:
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.hidden_size // shape.num_heads,
-            bos_token_id=None,
             eos_token_ids=frozenset(),
         )
 

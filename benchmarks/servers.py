@@ -91,6 +91,7 @@ def vllm_server(python: Path, model: Path) -> Iterator[Server]:
     command = [
         str(python.with_name("vllm")), "serve", str(model), "--served-model-name", "smollm2", "--host", "127.0.0.1",
         "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "16",
+        "--disable-uvicorn-access-log",
     ]  # fmt: skip
     env = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
     env["VLLM_LOGGING_LEVEL"] = "WARNING"

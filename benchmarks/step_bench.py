@@ -49,7 +49,6 @@ def random_model(dtype: torch.dtype) -> tuple[PreTrainedModel, ModelInfo]:
         num_layers=config.num_hidden_layers,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.hidden_size // config.num_attention_heads,
-        bos_token_id=None,
         eos_token_ids=frozenset(),
     )
     return LlamaForCausalLM(config).to(dtype).eval(), info

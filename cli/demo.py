@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from inferdbg.probes.text import message_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +39,7 @@ def demo(
     from inferdbg.cli.museum.burst import import_openai
     from inferdbg.cli.pull import resolve_with_progress
     from inferdbg.cli.render.terminal import diagnostics
+    from inferdbg.cli.runs import run_argument
     from inferdbg.cli.show import show
 
     import_openai()  # what is missing is said now, not when the model is loaded
@@ -47,15 +51,15 @@ def demo(
     first, second = out / f"{stamp}-demo-fast", out / f"{stamp}-demo-plain"
     _step(say, 2, f"serving it, recording everything; {num_requests} placards at once")
     failed = _record(say, model, model_dir, first, num_requests, ())
-    _step(say, 3, f"what happened: inferdbg show {first}")
+    _step(say, 3, f"what happened: inferdbg show {run_argument(first)}")
     show(str(first), None)
     _step(say, 4, f"the same requests again, with one engine setting changed: {' '.join(CHANGED)}")
     failed += _record(say, model, model_dir, second, num_requests, CHANGED)
-    _step(say, 5, f"are the answers the same? inferdbg diff-tokens {first} {second}")
+    _step(say, 5, f"are the answers the same? inferdbg diff-tokens {run_argument(first)} {run_argument(second)}")
     # Exit code 1 says that some answers differ; the demo has done its job all the same.
     diff_tokens(str(first), str(second), limit=3)
     _step(say, 6, f"done in {time.monotonic() - begun:.0f} s. What to type next:")
-    _next(say, first, second, model)
+    _next(say, run_argument(first), run_argument(second), model)
     return TROUBLE if failed else 0
 
 
@@ -82,15 +86,16 @@ def _step(say: Console, number: int, what: str) -> None:
     from rich.text import Text
 
     say.print()
-    say.print(Text.assemble((f"{number}  ", "bold cyan"), (what, "bold")), soft_wrap=True)
+    say.print(Text.assemble((f"{number}  ", "bold cyan"), (message_text(what), "bold")), soft_wrap=True)
 
 
-def _next(say: Console, first: Path, second: Path, model: str) -> None:
+def _next(say: Console, first: str, second: str, model: str) -> None:
+    """`first` and `second` name the runs in a command line."""
     for command, why in (
         (f"inferdbg show {first} placard-night-watch", "one request: its stages, its tokens, the steps they came from"),
         (f"inferdbg show {second}", "the second run: compare its prefill and decode with the first one's"),
         (f"inferdbg diff-tokens {first} {second} --json", "the same comparison, for scripts"),
-        (f"inferdbg serve --model {model} --trace", "serve it for your own client"),
+        (f"inferdbg serve --model {message_text(shlex.quote(model))} --trace", "serve it for your own client"),
     ):
         say.print(f"  {command}", soft_wrap=True)  # unbroken, to be copied
         say.print(f"      {why}", style="dim")

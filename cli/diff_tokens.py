@@ -26,27 +26,28 @@ def diff_tokens(
 
     Requests are matched by what they replay, else by the client's request id, else by their prompt.
 
-    Exit codes: 0 the same, 1 different, 2 a run that cannot be read, 3 nothing could be compared.
+    Exit codes: 0 the same, 1 different, 2 a run that cannot be read, 3 not decided: nothing that was compared differs,
+    and some requests could not be compared, or not to their end.
     """
-    import msgspec
-
     from inferdbg.cli.render.diff_tokens import render_diff
-    from inferdbg.cli.render.terminal import diagnostics, output
+    from inferdbg.cli.render.terminal import output, print_json, warn
     from inferdbg.cli.runs import find_run
     from inferdbg.probes.diff_tokens.compare import Verdict
     from inferdbg.probes.diff_tokens.document import diff_document
     from inferdbg.probes.diff_tokens.report import diff_runs
-    from inferdbg.probes.diff_tokens.run_log import RunTokenLog, differing_settings
+    from inferdbg.probes.diff_tokens.run_log import RunTokenLog, differing_settings, names_apart, warnings_of
 
-    log_a, log_b = RunTokenLog(find_run(run_a)), RunTokenLog(find_run(run_b))
+    path_a, path_b = find_run(run_a), find_run(run_b)
+    name_a, name_b = names_apart(path_a, path_b)
+    log_a, log_b = RunTokenLog(path_a, name_a), RunTokenLog(path_b, name_b)
     settings = differing_settings(log_a, log_b)
     diff = diff_runs(log_a, log_b)
-    document = diff_document(diff, log_a.name, log_b.name, settings, log_a.decoder, log_b.decoder)
-    for log in (log_a, log_b):
-        for warning in log.warnings:
-            diagnostics().print(f"inferdbg: {log.name}: {warning}")
+    warnings = warnings_of(log_a, log_b, diff)
+    document = diff_document(diff, log_a.name, log_b.name, settings, log_a.decoder, log_b.decoder, warnings)
+    for warning in warnings:
+        warn(warning)
     if as_json:
-        typer.echo(msgspec.json.encode(document).decode())
+        print_json(document)
     else:
         render_diff(output(), document, limit)
     if diff.is_different or (exact and diff.has_unmatched):

@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 
 from inferdbg.cli.settings import ENV_PREFIX, load_settings
 from inferdbg.engine.errors import InferdbgError
+from inferdbg.probes.text import message_text
 
 __all__ = ["build_app", "command_line", "main", "run", "verbs_of"]
 
@@ -138,7 +139,7 @@ def _internal_error(error: BaseException) -> int:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     if os.environ.get(f"{ENV_PREFIX}_TRACEBACK"):
-        traceback.print_exception(error)
+        _print("".join(traceback.format_exception(error)).rstrip())
     _complain(
         f"internal error: {type(error).__name__}{place}. This is a fault of inferdbg, not yours. Please report it with "
         f"`inferdbg --version` and the traceback that {ENV_PREFIX}_TRACEBACK=1 prints (it may quote prompts)."
@@ -147,8 +148,13 @@ def _internal_error(error: BaseException) -> int:
 
 
 def _complain(message: str) -> None:
+    _print(f"inferdbg: {message}")
+
+
+def _print(message: str) -> None:
+    """On stderr. An error may quote a file name, or what stands in a run: a terminal must not obey it."""
     with contextlib.suppress(OSError):  # nobody reads stderr
-        print(f"inferdbg: {message}", file=sys.stderr)  # noqa: T201
+        print(message_text(message), file=sys.stderr)  # noqa: T201
 
 
 def _version() -> str:

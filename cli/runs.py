@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 from inferdbg.engine.errors import RunError
+from inferdbg.probes.text import message_text
+from inferdbg.tracing.run_files import MANIFEST, read_json
 
-__all__ = ["DID_NOT_START", "RUNS", "find_run"]
+__all__ = ["DID_NOT_START", "RUNS", "find_run", "run_argument"]
 
 RUNS = Path("runs")
-MANIFEST = "run.json"
+LATEST = re.compile(r"latest(?:~(\d{1,6}))?")
 DID_NOT_START = "did not start"  # how a run ends whose server never answered: `latest` passes over it
 
 
@@ -22,7 +24,7 @@ def find_run(text: str, runs: Path = RUNS) -> Path:
     Raises:
         RunError: there is none of that name.
     """
-    if match := re.fullmatch(r"latest(?:~(\d{1,6}))?", text):
+    if match := LATEST.fullmatch(text):
         back = int(match[1] or 0)
         manifests = [(path.parent, _manifest(path)) for path in runs.glob(f"*/{MANIFEST}")]
         found = [run for run, _ in sorted((m for m in manifests if not _never_served(m[1])), key=_started)]
@@ -37,13 +39,20 @@ def find_run(text: str, runs: Path = RUNS) -> Path:
     raise RunError(f"{text} is not a run: it has no {MANIFEST}")
 
 
+def run_argument(path: Path) -> str:
+    """The run as a command line in this directory names it, quoted where a shell needs it; to be copied."""
+    text = str(path)
+    if text.startswith("-") or LATEST.fullmatch(text):
+        text = f"./{text}"
+    return message_text(shlex.quote(text))
+
+
 def _manifest(path: Path) -> dict[str, Any]:
     """What a manifest says; nothing where it is torn."""
     try:
-        document = json.loads(path.read_bytes())
+        return read_json(path)
     except (OSError, ValueError):
         return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _never_served(manifest: dict[str, Any]) -> bool:

@@ -232,5 +232,6 @@ def serve(
         stall_seconds=stall_seconds,
         slow_client_seconds=slow_client_seconds,
         drain_seconds=drain_seconds,
+        keep_text=log_text,
     )
     return run_server(core, front, record)

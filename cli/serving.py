@@ -14,13 +14,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from inferdbg.cli.render.terminal import diagnostics
-from inferdbg.cli.runs import DID_NOT_START, RUNS
+from inferdbg.cli.render.terminal import PrintableFormatter, diagnostics
+from inferdbg.cli.runs import DID_NOT_START, RUNS, run_argument
 from inferdbg.engine.config import CoreConfig, FrontConfig, cache_dir
 from inferdbg.engine.core.fingerprint import fingerprint
 from inferdbg.engine.errors import InvalidRequest
 from inferdbg.engine.serving.api_errors import api_error_of
 from inferdbg.engine.serving.server import RunningServer, serve
+from inferdbg.probes.text import printable
+from inferdbg.tracing.disclosure import disclose_url
+from inferdbg.tracing.otlp_endpoint import choose_endpoint
 from inferdbg.tracing.recording_config import RecordingConfig
 from inferdbg.tracing.retention import parse_retention
 from inferdbg.tracing.sampling import parse_sample_rule
@@ -51,10 +54,14 @@ class RecordOptions:
 
 def run_server(core: CoreConfig, front: FrontConfig, options: RecordOptions) -> int:
     """Serves until a signal. Prints the address on stdout once it answers, everything else on stderr."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="inferdbg: %(levelname)s: %(message)s")
+    _log_to_stderr()
     running: list[RunningServer] = []
     config = _recording_config(core, front, options)
-    recording = start_recording(config, loop_lag=lambda: running[0].front.loop_lag.last_ns / 1e9 if running else 0.0)
+    recording = start_recording(
+        config,
+        loop_lag=lambda: running[0].front.loop_lag.last_ns / 1e9 if running else 0.0,
+        observer_errors=lambda: running[0].front.observer.num_errors if running else 0,
+    )
     reason = DID_NOT_START
 
     def on_ready(server: RunningServer) -> None:
@@ -76,6 +83,12 @@ def run_server(core: CoreConfig, front: FrontConfig, options: RecordOptions) -> 
         recording.close(reason)
     _farewell(recording)
     return code
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("inferdbg: %(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def step_window_route(window: StepWindow) -> Route:
@@ -120,7 +133,7 @@ def _recording_config(core: CoreConfig, front: FrontConfig, options: RecordOptio
         token_log_key=key,
         log_text=options.log_text,
         retention=parse_retention(options.retain),
-        otlp_endpoint=options.otlp_endpoint,
+        otlp_endpoint=choose_endpoint(options.otlp_endpoint, os.environ, makes_spans=run_dir is not None),
         otlp_sample=parse_sample_rule(options.otlp_sample),
         trace_steps=options.trace_steps,
         slo_ttft_seconds=options.slo_ttft_seconds,
@@ -136,7 +149,8 @@ def _announce(server: RunningServer, front: FrontConfig, config: RecordingConfig
     print(server.url, flush=True)  # noqa: T201
     say = diagnostics()
     ready = server.ready
-    say.print(f"{front.model_name}: up to {ready.max_model_len:,} tokens a request, {ready.num_pages:,} KV pages")
+    name = printable(front.model_name)
+    say.print(f"{name}: up to {ready.max_model_len:,} tokens a request, {ready.num_pages:,} KV pages")
     say.print(f"OpenAI API at {server.url}/v1, metrics at {server.url}/metrics, Ctrl-C stops")
     if recording.run_dir is None:
         say.print("nothing is recorded (--trace records)")
@@ -147,9 +161,10 @@ def _announce(server: RunningServer, front: FrontConfig, config: RecordingConfig
         TokenLogMode.OFF: "no token ids",
     }[config.token_log]
     text = " and the text itself" if config.log_text else ""
-    say.print(f"recording to {recording.run_dir}: stages, steps and {logged}{text}; at most {config.retention} is kept")
+    where = printable(str(recording.run_dir))
+    say.print(f"recording to {where}: stages, steps and {logged}{text}; at most {config.retention} is kept")
     if config.otlp_endpoint is not None:
-        say.print("spans also go to the collector given with --otlp-endpoint")
+        say.print(f"spans also go to the collector at {printable(disclose_url(config.otlp_endpoint))}")
 
 
 def _farewell(recording: Recording) -> None:
@@ -158,4 +173,4 @@ def _farewell(recording: Recording) -> None:
     if dropped:
         say.print(f"dropped: {', '.join(f'{number:,} {signal}' for signal, number in dropped.items())}")
     if recording.run_dir is not None:
-        say.print(f"inferdbg show {recording.run_dir}", soft_wrap=True)
+        say.print(f"inferdbg show {run_argument(recording.run_dir)}", soft_wrap=True)

@@ -27,12 +27,10 @@ def show(
 
     With REQUEST: its stages as a waterfall, and its tokens with what the engine was doing at each.
     """
-    import msgspec
-
     from inferdbg.cli.render.show_request import render_request
     from inferdbg.cli.render.show_run import render_run
-    from inferdbg.cli.render.terminal import output
-    from inferdbg.cli.runs import find_run
+    from inferdbg.cli.render.terminal import output, print_json
+    from inferdbg.cli.runs import find_run, run_argument
     from inferdbg.probes.request_view import request_document
     from inferdbg.probes.run_view import run_document
     from inferdbg.tracing.reader import open_run
@@ -42,9 +40,9 @@ def show(
         run_document(opened) if request is None else request_document(opened, request, prompt_index, choice_index)
     )
     if as_json:
-        typer.echo(msgspec.json.encode(document).decode())  # msgspec writes null for what JSON cannot say, such as -inf
+        print_json(document)
     elif request is None:
-        render_run(output(), document)
+        render_run(output(), document, run_argument(opened.path))
     else:
         render_request(output(), document, limit)
     return 0

@@ -83,6 +83,7 @@ class FrontConfig:
     stall_seconds: float = 30.0  # work waits and no step ends: /health fails
     slow_client_seconds: float = 60.0  # a client that takes no bytes for so long is aborted
     drain_seconds: float = 10.0
+    keep_text: bool = False  # events carry prompts and messages as text, for a log that was asked to keep them
 
 
 def cache_dir() -> Path:

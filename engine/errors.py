@@ -41,11 +41,15 @@ class UsageError(InferdbgError):
 
 
 class InvalidRequest(UsageError):
-    """One request that cannot be served; `param` is the name of the field at fault, if one is."""
+    """One request that cannot be served; `param` is the name of the field at fault, if one is.
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    `recorded` stands in the record where the message quotes the request.
+    """
+
+    def __init__(self, message: str, param: str | None = None, *, recorded: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.recorded = message if recorded is None else recorded
 
 
 class ContextLengthExceeded(InvalidRequest):

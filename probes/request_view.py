@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from inferdbg.engine.errors import RunError
+from inferdbg.probes.run_view import run_name
 from inferdbg.probes.text import valid_unicode
 from inferdbg.probes.vocabulary import Vocabulary, load_vocabulary
 from inferdbg.tracing.reader import Run, row_stages
@@ -47,7 +49,8 @@ def request_document(run: Run, request: str, prompt_index: int = 0, choice_index
     _add_engine(tokens, row, run)
     return row | {
         "schema": REQUEST_SCHEMA,
-        "run": run.path.name,
+        "run": run_name(run.path),
+        "run_status": run.status.value,
         "places": [{"prompt_index": p, "choice_index": c} for p, c in places],
         "stages": stages,
         "tokens": tokens,
@@ -111,8 +114,8 @@ def _nothing_yet() -> dict[str, Any]:
     return {"chunks": [], "cached": None, "preempted": False, "lost": 0}
 
 
-def _steps(run: Run, row: dict[str, Any], last_step: int) -> Iterator[dict[str, Any]]:
-    """The steps of the row's core from its arrival to its last token, in order."""
+def _steps(run: Run, row: dict[str, Any], last_step: int) -> list[dict[str, Any]]:
+    """The steps that computed or preempted the row's sequence, from its arrival to its last token, in order."""
     found: list[dict[str, Any]] = []
     bounds: tuple[Any, Any] = (row["arrival_ns"], last_step)
     for batch in run.steps(_STEP_COLUMNS):
@@ -122,19 +125,22 @@ def _steps(run: Run, row: dict[str, Any], last_step: int) -> Iterator[dict[str, 
         span = pc.and_(
             pc.greater_equal(batch.column("end_ns"), bounds[0]), pc.less_equal(batch.column("step"), bounds[1])
         )
-        mask = pc.and_(core, span)
-        mine = (step for step in batch.filter(mask).to_pylist() if step["chunk_seq_ids"] is not None)
-        found += [step for step in mine if _concerns(step, row["seq_id"])]
-    return iter(sorted(found, key=lambda step: int(step["step"])))
+        near = batch.filter(pc.and_(core, span))
+        lists = (near.column("chunk_seq_ids"), near.column("preempted_seq_ids"))
+        places = {place for ids in lists for place in _places_of(ids, row["seq_id"])}
+        found += near.take(pa.array(sorted(places), pa.int64())).to_pylist()
+    return sorted(found, key=lambda step: int(step["step"]))
 
 
-def _concerns(step: dict[str, Any], seq_id: int) -> bool:
-    return seq_id in step["chunk_seq_ids"] or seq_id in (step["preempted_seq_ids"] or ())
+def _places_of(lists: Any, item: Any) -> list[int]:
+    """Which lists of a column hold the item."""
+    found: list[int] = pc.list_parent_indices(lists).filter(pc.equal(pc.list_flatten(lists), item)).to_pylist()
+    return found
 
 
 def _warnings(row: dict[str, Any], is_hashed: bool) -> Iterator[str]:
     if row["end"] is None:
-        yield "in flight: stages and end are not known yet; tokens are what the steps say"
+        yield "in flight: its stages and its end are not known; its tokens are what the engine's steps say"
     if row.get("steps_complete") is False:
         yield "step records were dropped while it was in flight: what the engine was doing is not known for every token"
     if is_hashed:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import heapq
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from inferdbg.engine.serving.events import EndKind
 from inferdbg.tracing.reader import Run, RunStatus
 from inferdbg.tracing.summary import summarize
 
-__all__ = ["run_document"]
+__all__ = ["run_document", "run_name"]
 
 NUM_SLOWEST = 5
 _COLUMNS = (
@@ -27,18 +29,9 @@ def run_document(run: Run) -> dict[str, Any]:
     summary = summarize(run)
     slowest, causes = _requests(run)
     document = summary.to_json()
-    document["in_flight_requests"] = [
-        {
-            "request_id": flight.request_id,
-            "client_request_id": flight.arrival["client_request_id"],
-            "prompt_tokens": sum(flight.arrival["num_prompt_tokens"] or []),
-            "output_tokens": sum(len(output.steps) for output in flight.outputs),
-        }
-        for flight in summary.in_flight_requests
-    ]
     manifest = run.manifest
     return document | {
-        "run": run.path.name,
+        "run": run_name(run.path),
         "kind": manifest.get("kind"),
         "duration_seconds": _duration(run),
         "ended_because": (manifest.get("ended") or {}).get("reason"),
@@ -49,6 +42,11 @@ def run_document(run: Run) -> dict[str, Any]:
         "causes": causes,
         "slowest": slowest,
     }
+
+
+def run_name(path: Path) -> str:
+    """What the run's directory is called, also where the path to it is ``.``."""
+    return Path(os.path.abspath(path)).name
 
 
 def _duration(run: Run) -> float | None:
@@ -105,7 +103,7 @@ def _requests(run: Run) -> tuple[list[dict[str, Any]], dict[str, int]]:
     for position, row in enumerate(_ended(run)):
         if row["end"] != EndKind.FINISHED:
             causes[f"{row['end']}: {row['error_type'] or 'unknown'}"] += 1
-        if row["end"] != EndKind.REJECTED:
+        if row["num_prompt_tokens"] is not None:  # it was accepted
             heapq.heappush(slowest, (row["closed_ns"] - row["arrival_ns"], position, row))
             if len(slowest) > NUM_SLOWEST:
                 heapq.heappop(slowest)

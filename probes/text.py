@@ -6,10 +6,12 @@ Knows nothing of terminals or markup languages: the result is plain printable ch
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 
-__all__ = ["printable", "shortened", "valid_unicode"]
+__all__ = ["is_invisible", "message_text", "printable", "shortened", "valid_unicode"]
 
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
+_KEPT_IN_MESSAGES = {"\n": "\n", "\\": "\\"}
 # Controls, formatting (bidirectional marks, zero-width, tags), surrogates, unassigned, line and paragraph separators.
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
 _MARK_CATEGORIES = frozenset({"Mn", "Me"})
@@ -23,13 +25,23 @@ def printable(text: str) -> str:
     """
     if text.isascii() and text.isprintable() and "\\" not in text:
         return text
+    return _visible(text, _NAMED)
+
+
+def message_text(text: str) -> str:
+    """A message of our own that may quote a file name or a foreign string: its lines stay lines, and its backslashes
+    (mostly escapes already) stay single; all else is as in `printable`."""
+    return _visible(text, _NAMED | _KEPT_IN_MESSAGES)
+
+
+def _visible(text: str, named: Mapping[str, str]) -> str:
     out: list[str] = []
     marks = 0
     for char in text:
         category = unicodedata.category(char)
         marks = marks + 1 if category in _MARK_CATEGORIES else 0
-        if char in _NAMED:
-            out.append(_NAMED[char])
+        if char in named:
+            out.append(named[char])
         elif category in _ESCAPED_CATEGORIES or marks > _MAX_MARKS or (category == "Zs" and char != " "):
             out.append(_escape(char))
         else:
@@ -42,6 +54,11 @@ def shortened(text: str, limit: int) -> str:
     # Escapes only lengthen: no more than `limit` characters of the source can matter.
     safe = printable(text[: limit + 1])
     return safe if len(safe) <= limit else safe[: max(0, limit - 1)] + "…"
+
+
+def is_invisible(char: str) -> bool:
+    """Whether a terminal would obey the character, hide it, or let it reorder what stands around it."""
+    return unicodedata.category(char) in _ESCAPED_CATEGORIES
 
 
 def valid_unicode(text: str | None) -> str | None:

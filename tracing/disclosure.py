@@ -12,18 +12,18 @@ __all__ = ["ENVIRONMENT", "FLAGS", "HIDDEN", "SWITCHES", "disclose_command", "di
 HIDDEN = "(not recorded)"
 
 FLAGS = frozenset({
-    "--model", "--served-model-name", "--host", "--port", "--replica", "--replicas", "--run-dir", "--retain",
-    "--token-log", "--otlp-endpoint", "--otlp-protocol", "--otlp-sample", "--slo",
-    "--replica-label", "--device", "--dtype", "--threads", "--num-threads", "--max-model-len", "--max-num-seqs",
+    "--model", "--served-model-name", "--host", "--port", "--replica", "--run-dir", "--retain",
+    "--token-log", "--otlp-endpoint", "--otlp-sample", "--slo",
+    "--replica-label", "--device", "--dtype", "--threads", "--max-model-len", "--max-num-seqs",
     "--token-budget", "--page-size", "--num-pages", "--kv-memory",
     "--fast-path", "--decode-buckets", "--policy", "--top-logprobs", "--max-queued", "--max-body",
     "--max-batch-prompts", "--client-credit", "--tokenizer-threads", "--slow-client-seconds", "--stall-seconds",
-    "--drain-seconds", "--requests", "--concurrency", "--seed",
+    "--drain-seconds", "--requests", "--limit",
 })  # fmt: skip
 """Flags whose values may be written."""
 
 SWITCHES = frozenset({
-    "--trace", "--log-text", "--trace-steps", "--prefix-cache", "--no-prefix-cache", "--batch-invariant", "--quick",
+    "--trace", "--log-text", "--trace-steps", "--prefix-cache", "--no-prefix-cache", "--batch-invariant",
 })  # fmt: skip
 """Flags without a value: what follows one is not its own."""
 

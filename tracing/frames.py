@@ -8,8 +8,8 @@ An Arrow reader takes such a file as an ordinary IPC stream. The CRC sits in the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from inferdbg.tracing.checksum import BLANK, is_whole, seal
 
-__all__ = ["END_MARK", "FrameEncoder", "StreamTail", "read_frames"]
+__all__ = ["END_MARK", "FrameEncoder", "OpenStream", "StreamTail", "open_stream", "read_frames", "read_stream"]
 
 END_MARK = bytes.fromhex("ffffffff00000000")
 _KEY = b"inferdbg.crc"
@@ -51,41 +51,59 @@ class StreamTail:
         self.good_bytes = 0  # up to here every message is whole
 
 
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A stream held open, and its bytes of the moment it was opened; what is appended later is not read."""
+
+    file: Any  # pyarrow's; closes itself with its last user
+    size: int
+
+
+def open_stream(path: Path) -> OpenStream:
+    """Raises OSError; FileNotFoundError where it is gone."""
+    file = pa.OSFile(str(path), "rb")
+    return OpenStream(file, int(file.size()))
+
+
 def read_frames(path: Path, tail: StreamTail) -> Iterator[Any]:
+    """`read_stream` of a file as it is now. Raises OSError where it cannot be opened."""
+    yield from read_stream(open_stream(path), tail)
+
+
+def read_stream(stream: OpenStream, tail: StreamTail) -> Iterator[Any]:
     """Record batches up to the end, or to the first message that is torn or altered. `tail` says which.
 
     A file that is being written ends without an end mark and without damage.
-
-    Raises:
-        OSError: the file cannot be opened.
     """
-    size = os.path.getsize(path)
+    file, size = stream.file, stream.size
     schema: Any = None
-    with pa.OSFile(str(path), "rb") as file, open(path, "rb") as raw:
-        while tail.good_bytes < size:
-            start = tail.good_bytes
-            raw.seek(start)
-            if raw.read(len(END_MARK)) == END_MARK:
-                tail.closed = True
-                tail.good_bytes += len(END_MARK)
-                if tail.good_bytes < size:
-                    tail.damage = f"{size - tail.good_bytes} bytes follow the end mark"
-                return
-            try:
-                file.seek(start)
-                message = pa.ipc.read_message(file)
-                end = int(file.tell())
-            except (pa.ArrowInvalid, OSError, EOFError, MemoryError) as error:
-                tail.damage = f"torn at byte {start} of {size} ({type(error).__name__})"
-                return
-            raw.seek(start)
-            if not is_whole(raw.read(end - start)):
-                tail.damage = f"checksum mismatch at byte {start} of {size}"
-                return
-            if schema is None:
-                schema = pa.ipc.read_schema(message).remove_metadata()
-                tail.good_bytes = end
-                continue
-            batch = pa.ipc.read_record_batch(message, schema)
+    while tail.good_bytes < size:
+        start = tail.good_bytes
+        file.seek(start)
+        if file.read(len(END_MARK)) == END_MARK:
+            tail.closed = True
+            tail.good_bytes += len(END_MARK)
+            if tail.good_bytes < size:
+                tail.damage = f"{size - tail.good_bytes} bytes follow the end mark"
+            return
+        try:
+            file.seek(start)
+            message = pa.ipc.read_message(file)
+            end = int(file.tell())
+        except (pa.ArrowInvalid, OSError, EOFError, MemoryError) as error:
+            tail.damage = f"torn at byte {start} of {size} ({type(error).__name__})"
+            return
+        if end > size:
+            tail.damage = f"torn at byte {start} of {size} (its rest came later)"
+            return
+        file.seek(start)
+        if not is_whole(file.read(end - start)):
+            tail.damage = f"checksum mismatch at byte {start} of {size}"
+            return
+        if schema is None:
+            schema = pa.ipc.read_schema(message).remove_metadata()
             tail.good_bytes = end
-            yield batch
+            continue
+        batch = pa.ipc.read_record_batch(message, schema)
+        tail.good_bytes = end
+        yield batch

@@ -5,18 +5,20 @@ Nothing here may delay a flush: a 32 MB segment takes a second to seal.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from inferdbg.engine.serving.events import CoreStarted, EngineLost
+from inferdbg.tracing.deletions import Deletions
 from inferdbg.tracing.losses import Losses
 from inferdbg.tracing.manifest import Manifest, ReplicaFile
-from inferdbg.tracing.retention import Retention, apply_retention
+from inferdbg.tracing.retention import Retention, Segment, apply_retention
 from inferdbg.tracing.seal import seal_stream
 
 __all__ = ["Housekeeper"]
@@ -43,7 +45,7 @@ class Housekeeper:
         self._wake = threading.Event()
         self._cores: queue.SimpleQueue[CoreStarted | EngineLost] = queue.SimpleQueue()
         self._file: ReplicaFile | None = None  # there is none before there is a core, or a loss to tell of
-        self._deleted = {"segments": 0, "bytes": 0}
+        self._deleted = Deletions()
         self._retention_at = 0.0
         self._touch_at = 0.0
         self._complained = False
@@ -102,11 +104,14 @@ class Housekeeper:
             except queue.Empty:
                 break
             self._note(event)
-        dropped = self._losses.counts()
-        if self._file is None and (any(dropped.values()) or any(self._deleted.values())):
+        counts = self._counts()
+        if self._file is None and (any(counts["dropped"].values()) or self._deleted):
             self._file = ReplicaFile(self._run_dir, self._replica, 0)
         if self._file is not None:
-            self._file.update(dropped=dropped, deleted=dict(self._deleted))
+            self._file.update(**counts)
+
+    def _counts(self) -> dict[str, Any]:
+        return {"dropped": self._losses.counts(), "deleted": self._deleted.to_json()}
 
     def _note(self, event: CoreStarted | EngineLost) -> None:
         fields: dict[str, Any]
@@ -117,7 +122,7 @@ class Housekeeper:
             self._file = self._file or ReplicaFile(self._run_dir, self._replica, event.incarnation)
             lost = {"time_ns": event.time_ns, "reason": event.reason, "request_ids": list(event.request_ids)}
             fields = {"lost": lost}
-        self._file.update(**fields)
+        self._file.update(**fields, **self._counts())
 
     def _seal_streams(self) -> None:
         while True:
@@ -142,8 +147,9 @@ class Housekeeper:
         self._retention_at = time.monotonic() + _RETENTION_SECONDS
         if self._retention.max_bytes is None and self._retention.max_seconds is None:
             return
-        deleted = apply_retention(self._run_dir, self._retention)
-        self._deleted["segments"] += deleted.segments
-        self._deleted["bytes"] += deleted.bytes
-        if deleted.segments:
+        apply_retention(self._run_dir, self._retention, announce=self._announce_deletion)
+
+    def _announce_deletion(self, segments: Sequence[Segment]) -> None:
+        self._deleted.add(segments)
+        with contextlib.suppress(OSError):  # a full disk is why retention is needed: it is said once there is room
             self._write_files()

@@ -1,7 +1,7 @@
 """Prometheus metrics of one replica, from events. Names, helps and buckets are those of `catalog`.
 
 Knows no HTTP: `response` gives bytes and a content type. Histograms and counters move when an event is handled;
-gauges are computed at the scrape from the last step and from what is in flight, so none can go stale.
+gauges are computed at the scrape from the last step and from what is in flight, so none outlives its cause.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from inferdbg.tracing.bus import Gap
 from inferdbg.tracing.catalog import MetricKind, buckets_with_slo, metric
 from inferdbg.tracing.metrics_scrape import ScrapeCollector, ScrapeState
 from inferdbg.tracing.step_kind import STEP_KINDS, step_kind, step_tokens
+from inferdbg.tracing.waiting import WaitingLine
 
 __all__ = ["Metrics"]
 
@@ -91,7 +92,8 @@ class Metrics:
         registry: CollectorRegistry | None = None,
     ) -> None:
         self.registry = registry or CollectorRegistry()
-        self._state = ScrapeState(num_slots=num_slots, slo_ttft_seconds=slo_ttft_seconds)
+        self._waiting = WaitingLine()
+        self._state = ScrapeState(num_slots=num_slots, slo_ttft_seconds=slo_ttft_seconds, waiting=self._waiting)
         self._in_flight: set[str] = set()
         self._reasons = set(_REASONS)
         label = (replica_label, replica)
@@ -151,16 +153,17 @@ class Metrics:
             case Closed():
                 self._close(event)
             case Rejected():
-                self._closed(EndKind.REJECTED.value).inc()
-                self._rejected(self._reason(event.reason)).inc()
+                self._closed(event.end.value).inc()
+                if event.end is EndKind.REJECTED:
+                    self._rejected(self._reason(event.reason)).inc()
             case StepFailed():
                 self._steps_failed(event.stage).inc()
             case CoreStarted():
                 self._state.incarnation = event.incarnation
-                self._state.last_step = None
+                self._lose_step()
             case EngineLost():
                 self._engine_lost.inc()
-                self._state.last_step = None
+                self._lose_step()
             case Gap():
                 pass  # counted by the bus
 
@@ -190,10 +193,12 @@ class Metrics:
         num_tokens = sum(len(prompt) for prompt in event.prompts)
         self._tokens_arrived.inc(num_tokens)
         self._prompt_tokens.observe(num_tokens)
+        self._waiting.arrive(event)
         self._in_flight.add(event.request_id)
         self._state.num_in_flight = len(self._in_flight)
 
     def _close(self, event: Closed) -> None:
+        self._waiting.leave(event.arrived.seq_ids)
         self._in_flight.discard(event.request_id)
         self._state.num_in_flight = len(self._in_flight)
         exemplar = {"trace_id": event.arrived.trace.trace_id}
@@ -246,7 +251,12 @@ class Metrics:
         if record.preempted_seq_ids:
             self._preemptions.inc(len(record.preempted_seq_ids))
             self._lost_tokens.inc(sum(record.preempted_lost))
+        self._waiting.step(record)
         self._state.last_step = record
+
+    def _lose_step(self) -> None:
+        self._waiting.reset()
+        self._state.last_step = None
 
     def _reason(self, reason: str) -> str:
         if reason not in self._reasons:

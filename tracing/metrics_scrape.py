@@ -11,23 +11,25 @@ from prometheus_client.registry import Collector
 
 from inferdbg.engine.core.events import StepRecord, WaitReason
 from inferdbg.tracing.catalog import MetricKind, metric
+from inferdbg.tracing.waiting import UNSEEN, WaitingLine
 
 __all__ = ["ScrapeCollector", "ScrapeState"]
 
 
 @dataclass(slots=True)
 class ScrapeState:
-    """Written by the recording thread, read at a scrape; each field is replaced whole."""
+    """Written by the recording thread, read at a scrape; each field is replaced whole, or guards itself."""
 
     num_slots: int | None
     slo_ttft_seconds: float | None
+    waiting: WaitingLine
     last_step: StepRecord | None = None
     num_in_flight: int = 0
     incarnation: int = 0
 
 
 class ScrapeCollector(Collector):
-    """Gauges from the last step and what is in flight; counters that others keep."""
+    """Gauges from the last step and what is in flight or waits since; counters that others keep."""
 
     def __init__(
         self,
@@ -77,16 +79,20 @@ class ScrapeCollector(Collector):
         yield self._family("instrumentation_seconds_total", {(k,): v for k, v in self._cpu_seconds().items()})
 
     def _waiting(self, step: StepRecord | None) -> Iterator[Metric]:
+        unseen = self._state.waiting.unseen()
         requests: dict[tuple[str, ...], float] = {(reason.value,): 0 for reason in WaitReason}
-        tokens = dict(requests)
-        oldest = 0.0
+        requests[(UNSEEN,)] = unseen.num_sequences
+        tokens: dict[tuple[str, ...], float] = dict.fromkeys(requests, 0.0)
+        tokens[(UNSEEN,)] = unseen.num_tokens
+        since = [unseen.oldest_ns]
         if step is not None:
             columns = zip(step.waiting_reasons, step.waiting_requests, step.waiting_tokens, strict=True)
             for reason, num_requests, num_tokens in columns:
                 requests[(str(reason),)] = num_requests
                 tokens[(str(reason),)] = num_tokens
-            if step.oldest_waiting_ns is not None:
-                oldest = max(0, self._clock() - step.oldest_waiting_ns) / 1e9
+            since.append(step.oldest_waiting_ns)
+        oldest_ns = min((time_ns for time_ns in since if time_ns is not None), default=None)
+        oldest = 0.0 if oldest_ns is None else max(0, self._clock() - oldest_ns) / 1e9
         yield self._family("requests_waiting", requests)
         yield self._family("waiting_tokens", tokens)
         yield self._family("oldest_waiting_seconds", {(): oldest})

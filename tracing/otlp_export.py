@@ -10,44 +10,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from inferdbg.engine.errors import UsageError
 from inferdbg.tracing.losses import Losses
+from inferdbg.tracing.otlp_endpoint import TRACES_PATH, OtlpProtocol, check_endpoint, has_path
 
-__all__ = ["OtlpProtocol", "SpanShipper", "choose_protocol", "make_exporter"]
+__all__ = ["SpanShipper", "make_exporter"]
 
 _BATCH = 512
-
-
-class OtlpProtocol(StrEnum):
-    """The spellings of OTEL_EXPORTER_OTLP_PROTOCOL."""
-
-    GRPC = "grpc"
-    HTTP = "http/protobuf"
-
-
-def choose_protocol(endpoint: str, environ: Mapping[str, str]) -> OtlpProtocol:
-    """What the endpoint speaks: as OTEL_EXPORTER_OTLP_TRACES_PROTOCOL or OTEL_EXPORTER_OTLP_PROTOCOL say; without
-    them HTTP where the endpoint has port 4318 or a path, else gRPC.
-
-    Raises:
-        UsageError: the variable names a protocol there is no exporter for.
-    """
-    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        if asked := environ.get(name, "").strip():
-            try:
-                return OtlpProtocol(asked)
-            except ValueError:
-                raise UsageError(f"{name} must be grpc or http/protobuf, {asked!r} given") from None
-    parts = urlsplit(endpoint)
-    has_path = parts.path.strip("/") != ""
-    return OtlpProtocol.HTTP if has_path or parts.netloc.endswith(":4318") else OtlpProtocol.GRPC
 
 
 def make_exporter(endpoint: str, protocol: OtlpProtocol) -> SpanExporter:
@@ -58,18 +32,15 @@ def make_exporter(endpoint: str, protocol: OtlpProtocol) -> SpanExporter:
     Raises:
         UsageError: the endpoint is no http or https URL.
     """
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UsageError(f"the OTLP endpoint must be an http:// or https:// URL, {endpoint!r} given")
+    check_endpoint(endpoint, "the OTLP endpoint")
     # Half a second of import each, and only one is needed: not at the top.
     if protocol is OtlpProtocol.GRPC:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-        return GrpcExporter(endpoint=endpoint, insecure=parts.scheme == "http")
+        return GrpcExporter(endpoint=endpoint, insecure=urlsplit(endpoint).scheme == "http")
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-    has_path = parts.path.strip("/") != ""
-    return HttpExporter(endpoint=endpoint if has_path else endpoint.rstrip("/") + "/v1/traces")
+    return HttpExporter(endpoint=endpoint if has_path(endpoint) else endpoint.rstrip("/") + TRACES_PATH)
 
 
 class SpanShipper:

@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 from inferdbg.engine.errors import RunError
 from inferdbg.engine.serving.events import Boundaries, Stage, stages_of
 from inferdbg.tracing.clock import ClockPair
+from inferdbg.tracing.deletions import sum_deleted
 from inferdbg.tracing.in_flight import InFlight, PartialOutput, find_in_flight
 from inferdbg.tracing.losses import SIGNALS
 from inferdbg.tracing.machine import own_process, start_ticks
-from inferdbg.tracing.run_files import MANIFEST, REPLICAS, read_json
+from inferdbg.tracing.run_files import MANIFEST, REPLICAS, TABLE_NAMES, read_json
 from inferdbg.tracing.schema import SCHEMA_MAJOR, TABLES
 from inferdbg.tracing.segment_reader import SegmentReader
 
@@ -65,7 +66,10 @@ def open_run(path: Path | str) -> Run:
 
 
 class Run:
-    """One run. Tables are read anew at each call, so an open run shows what is there by then."""
+    """One run, as it was when its tables were first read: a reader that passes over it twice sees the same twice.
+
+    To see what an open run has got since, open it again.
+    """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
@@ -73,6 +77,7 @@ class Run:
         is_live = self.status is RunStatus.OPEN
         self._tables = {name: SegmentReader(path / name, schema, is_live=is_live) for name, schema in TABLES.items()}
         self._warnings: list[str] = []
+        self._has_looked = False
 
     @property
     def clock(self) -> ClockPair:
@@ -90,24 +95,26 @@ class Run:
     @cached_property
     def replicas(self) -> list[dict[str, Any]]:
         """The documents of `replicas/`, by replica and incarnation."""
-        found = []
-        for path in sorted((self.path / REPLICAS).glob("*.json")):
-            try:
-                found.append(read_json(path))
-            except (OSError, ValueError) as error:
-                self._warnings.append(f"{REPLICAS}/{path.name}: {error}")
-        return sorted(found, key=lambda doc: (str(doc.get("replica")), int(doc.get("incarnation") or 0)))
+        documents, self._warnings = _replica_documents(self.path)
+        return documents
 
     @property
     def dropped(self) -> dict[str, int]:
         """What was lost, by signal: as the manifest says at the end, else as each replica said last."""
         ended = self.manifest.get("ended")
-        documents = [ended] if ended else list({doc.get("replica"): doc for doc in self.replicas}.values())
+        documents = [ended] if ended else _last_of_each(self.replicas)
         total = dict.fromkeys(SIGNALS, 0)
         for document in documents:
             for signal, count in (document.get("dropped") or {}).items():
                 total[signal] = total.get(signal, 0) + int(count)
         return total
+
+    @property
+    def deleted(self) -> dict[str, Any]:
+        """What retention deleted by now: `segments`, `bytes`, and `tables`, each with its `segments` and `rows` (None:
+        not known). A table of which nothing was deleted is not there.
+        """
+        return sum_deleted(self._deleted_by_replica().values())
 
     @property
     def warnings(self) -> list[str]:
@@ -119,19 +126,21 @@ class Run:
 
         Raises KeyError for a column that the schema lacks, as `steps` and `arrivals` do.
         """
-        return self._tables["requests"].batches(columns)
+        return self._table("requests").batches(columns)
 
     def steps(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """Record batches of the engine's steps."""
-        return self._tables["steps"].batches(columns)
+        return self._table("steps").batches(columns)
 
     def arrivals(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """Record batches of accepted requests."""
-        return self._tables["arrivals"].batches(columns)
+        return self._table("arrivals").batches(columns)
 
     def in_flight(self) -> list[InFlight]:
         """Requests that arrived and have no end, with what their sequences had sampled, by arrival."""
-        return find_in_flight(self._tables)
+        self._look()
+        # asked for after the tables have been read: what is deleted is announced before it goes
+        return find_in_flight(self._tables, self._deleted_by_replica)
 
     def find_request(self, key: str) -> list[Row]:
         """The rows of one request, by (prompt_index, choice_index); of one in flight, what is known of it so far.
@@ -145,7 +154,7 @@ class Run:
         request_id = self._resolve(key)
         wanted = pa.scalar(request_id)
         rows: list[Row] = []
-        reader = self._tables["requests"]
+        reader = self._table("requests")
         for name in reader.segments():
             ids = pa.chunked_array([b.column(0) for b in reader.segment(name, ["request_id"])], pa.string())
             if not pc.any(pc.equal(ids, wanted)).as_py():
@@ -155,22 +164,6 @@ class Run:
         if not rows:
             rows = [row for flight in self.in_flight() if flight.request_id == request_id for row in flight.rows()]
         return sorted(rows, key=lambda row: (row["prompt_index"] or 0, row["choice_index"] or 0))
-
-    def steps_of(self, steps: Sequence[int], replica: str, incarnation: int) -> list[Row]:
-        """The rows of these steps of one core, ascending; those that were dropped are missing."""
-        if not steps:
-            return []
-        wanted = pa.array(sorted(set(steps)), pa.int64())
-        rows: list[Row] = []
-        reader = self._tables["steps"]
-        for name in reader.segments():
-            if (name.replica, name.incarnation) != (replica, incarnation):
-                continue
-            for batch in reader.segment(name):
-                mask = pc.is_in(batch.column("step"), value_set=wanted)
-                if pc.any(mask).as_py():
-                    rows += batch.filter(mask).to_pylist()
-        return sorted(rows, key=lambda row: int(row["step"]))
 
     @property
     def tokenizer_dir(self) -> Path | None:
@@ -183,28 +176,28 @@ class Run:
         inside = directory.is_relative_to(self.path.resolve())
         return directory if inside and directory.is_dir() else None
 
-    def tokenizer(self) -> Any:
-        """The run's own `tokenizers.Tokenizer`.
+    def _table(self, name: str) -> SegmentReader:
+        self._look()
+        return self._tables[name]
 
-        Raises:
-            RunError: the run has none, or it cannot be read.
-        """
-        directory = self.tokenizer_dir
-        if directory is None or not (directory / "tokenizer.json").is_file():
-            raise RunError(f"{self.path} holds no tokenizer")
-        from tokenizers import Tokenizer  # 40 ms that most readers do not need
+    def _look(self) -> None:
+        """Fixes what is read, in the order in which a request passes through the tables: one that closes meanwhile is
+        in flight or ended, never both or neither."""
+        if not self._has_looked:
+            self._has_looked = True
+            for name in TABLE_NAMES:
+                self._tables[name].look()
 
-        try:
-            return Tokenizer.from_file(str(directory / "tokenizer.json"))
-        except Exception as error:  # the library raises bare Exception
-            raise RunError(f"{self.path}: its tokenizer cannot be read: {error}") from None
+    def _deleted_by_replica(self) -> dict[str, dict[str, Any]]:
+        documents, _ = _replica_documents(self.path)
+        return {str(doc.get("replica")): doc.get("deleted") or {} for doc in _last_of_each(documents)}
 
     def _resolve(self, key: str) -> str:
         key = key.encode("utf-8", "backslashreplace").decode()
         wanted = pa.scalar(key)
         exact, by_client, by_prefix = False, set(), set()
         for table in ("arrivals", "requests"):
-            for batch in self._tables[table].batches(["request_id", "client_request_id"]):
+            for batch in self._table(table).batches(["request_id", "client_request_id"]):
                 ids, clients = batch.column(0), batch.column(1)
                 exact = exact or bool(pc.any(pc.equal(ids, wanted)).as_py())
                 by_client.update(ids.filter(pc.equal(clients, wanted)).to_pylist())
@@ -218,6 +211,22 @@ class Run:
             raise RunError(f"{self.path} has no request {key!r}; `inferdbg show {self.path}` lists what it has")
         listed = ", ".join(sorted(map(str, found))[:5])
         raise RunError(f"{key!r} fits {len(found)} requests of {self.path}: {listed}{', …' if len(found) > 5 else ''}")
+
+
+def _replica_documents(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The documents of `replicas/` in order, and what is wrong with those that cannot be read."""
+    found, problems = [], []
+    for file in sorted((path / REPLICAS).glob("*.json")):
+        try:
+            found.append(read_json(file))
+        except (OSError, ValueError) as error:
+            problems.append(f"{REPLICAS}/{file.name}: {error}")
+    return sorted(found, key=lambda doc: (str(doc.get("replica")), int(doc.get("incarnation") or 0))), problems
+
+
+def _last_of_each(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each replica the document of its last core: a writer's counts go on from one to the next."""
+    return list({doc.get("replica"): doc for doc in documents}.values())
 
 
 def row_stages(row: Row) -> tuple[Stage, ...]:

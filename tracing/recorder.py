@@ -28,6 +28,9 @@ __all__ = ["Recorder", "SpanMaker", "Tables"]
 
 _log = logging.getLogger(__name__)
 
+UNAUTHENTICATED = 401
+REFUSALS_PER_SECOND = 10  # rows and spans of requests without a valid key
+
 _KEEP_BYTES = {"arrivals": 16 << 20, "requests": 64 << 20, "steps": 0}
 
 
@@ -107,6 +110,22 @@ class Tables:
         return lost
 
 
+class RateLimit:
+    """Lets so many through in each second of the events' own clock."""
+
+    def __init__(self, per_second: int) -> None:
+        self._per_second = per_second
+        self._second = -1
+        self._taken = 0
+
+    def takes(self, time_ns: int) -> bool:
+        second = time_ns // 1_000_000_000
+        if second > self._second:
+            self._second, self._taken = second, 0
+        self._taken += 1
+        return self._taken <= self._per_second
+
+
 class Recorder:
     """A `bus.Handler`: keeps what is in flight, adds rows and spans when things end.
 
@@ -123,8 +142,11 @@ class Recorder:
         tables: Tables | None,
         spans: SpanMaker | None,
         on_core: Callable[[CoreStarted | EngineLost], None],
+        losses: Losses,
     ) -> None:
         self._context = context
+        self._losses = losses
+        self._refusals = RateLimit(REFUSALS_PER_SECOND)
         self._tables = tables
         self._spans = spans
         self._on_core = on_core
@@ -145,10 +167,7 @@ class Recorder:
             case Closed():
                 self._closed(event)
             case Rejected():
-                if self._tables is not None:
-                    self._tables.add("requests", rejected_row(event, self._context))
-                if self._spans is not None:
-                    self._spans.rejected(event)
+                self._rejected(event)
             case StepFailed():
                 self._step(event)
             case CoreStarted():
@@ -175,6 +194,16 @@ class Recorder:
         if self._spans is not None:
             self._spans.request(event, flight)
         self._context.tokens.closed(event.arrived.seq_ids)
+
+    def _rejected(self, event: Rejected) -> None:
+        # anybody can send these, without a key, as fast as the network carries them
+        if event.status == UNAUTHENTICATED and not self._refusals.takes(event.closed_ns):
+            self._losses.add("refusals")
+            return
+        if self._tables is not None:
+            self._tables.add("requests", rejected_row(event, self._context))
+        if self._spans is not None:
+            self._spans.rejected(event)
 
     def _set_incarnation(self, incarnation: int) -> None:
         if self._tables is not None:

@@ -5,17 +5,26 @@ A segment's end is its file's time (sealing keeps it); its start is the end of t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from inferdbg.engine.errors import UsageError
-from inferdbg.tracing.run_files import SEALED_SUFFIX, SEGMENT_SECONDS, SPANS, SPANS_SUFFIX
+from inferdbg.tracing.run_files import (
+    SEALED_SUFFIX,
+    SEGMENT_SECONDS,
+    SPANS,
+    SPANS_SUFFIX,
+    STREAM_SUFFIX,
+    TABLE_NAMES,
+    SegmentName,
+)
 
-__all__ = ["DEFAULT_RETENTION", "PINS_FILE", "Deleted", "Pin", "Retention", "apply_retention", "parse_retention", "pin"]
+__all__ = ["DEFAULT_RETENTION", "PINS_FILE", "Pin", "Retention", "Segment", "apply_retention", "parse_retention"]
 
 PINS_FILE = "pins"
 _UNITS_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -40,19 +49,11 @@ DEFAULT_RETENTION = Retention(max_bytes=10 * 10**9)
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A stretch that is kept, in Unix seconds."""
+    """A stretch that is kept, in Unix seconds: a line of JSON in the run's file `pins`, for as long as it is there."""
 
     start: float
     end: float
     why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted:
-    """What one pass of retention deleted."""
-
-    segments: int = 0
-    bytes: int = 0
 
 
 def parse_retention(text: str) -> Retention:
@@ -79,12 +80,6 @@ def parse_retention(text: str) -> Retention:
     return Retention(seconds, size)
 
 
-def pin(run_dir: Path, stretch: Pin) -> None:
-    """Keeps the segments that touch the stretch, until its line is taken out of the file."""
-    with open(run_dir / PINS_FILE, "a", encoding="utf-8") as file:
-        file.write(json.dumps({"start": stretch.start, "end": stretch.end, "why": stretch.why}) + "\n")
-
-
 def read_pins(run_dir: Path) -> list[Pin]:
     """The pinned stretches; a line that is none is passed over."""
     pins = []
@@ -102,55 +97,84 @@ def read_pins(run_dir: Path) -> list[Pin]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class Segment:
+    """A sealed segment of a table, or a complete file of spans."""
+
     path: Path
     start: float
     end: float
     size: int
 
+    @property
+    def table(self) -> str:
+        return self.path.parent.name
 
-def apply_retention(run_dir: Path, retention: Retention, now: float | None = None) -> Deleted:
-    """Deletes the oldest sealed segments until the run fits. `now` is Unix seconds.
 
-    The live segments count towards the size but are never deleted, nor is anything pinned.
+def apply_retention(
+    run_dir: Path,
+    retention: Retention,
+    now: float | None = None,
+    *,
+    announce: Callable[[Sequence[Segment]], None] = lambda segments: None,
+) -> list[Segment]:
+    """Deletes the oldest sealed segments until the run fits; returns them, oldest first. `now` is Unix seconds.
+
+    Looks at nothing but the run's own tables and spans. The live segments count towards the size but are never
+    deleted, nor is anything pinned. `announce` is told first what is about to go, so that a run never lacks a
+    segment without saying so, whenever its writer is killed.
     """
     now = time.time() if now is None else now
     pins = read_pins(run_dir)
-    segments = sorted(_sealed(run_dir), key=lambda s: (s.end, str(s.path)))
-    total = sum(path.stat().st_size for path in _files(run_dir))
-    count = freed = 0
-    for segment in segments:
+    files = list(_files(run_dir))
+    total = sum(file.size for file in files)
+    doomed = []
+    for segment in sorted(_sealed(files), key=lambda s: (s.end, str(s.path))):
         too_old = retention.max_seconds is not None and segment.end < now - retention.max_seconds
         too_much = retention.max_bytes is not None and total > retention.max_bytes
         if not (too_old or too_much):
             continue
         if any(p.start <= segment.end and p.end >= segment.start for p in pins):
             continue
-        segment.path.unlink(missing_ok=True)
+        doomed.append(segment)
         total -= segment.size
-        freed += segment.size
-        count += 1
-    return Deleted(count, freed)
+    if doomed:
+        announce(doomed)
+    for segment in doomed:
+        segment.path.unlink(missing_ok=True)
+    return doomed
 
 
-def _files(run_dir: Path) -> Iterator[Path]:
-    for path in run_dir.rglob("*"):
-        if path.is_file():
-            yield path
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    name: SegmentName
+    changed: float
+    size: int
 
 
-def _sealed(run_dir: Path) -> Iterator[_Segment]:
+def _files(run_dir: Path) -> Iterator[_File]:
+    """The segments, live and sealed; what else lies in the run or beside it is not ours to touch."""
+    for table in (*TABLE_NAMES, SPANS):
+        suffixes = (SPANS_SUFFIX,) if table == SPANS else (SEALED_SUFFIX, STREAM_SUFFIX)
+        for path in (run_dir / table).glob("*"):
+            name = SegmentName.parse(path.stem)
+            if name is None or path.suffix not in suffixes or path.is_symlink():
+                continue
+            with contextlib.suppress(FileNotFoundError):  # sealed since the listing
+                status = path.stat()
+                yield _File(path, name, status.st_mtime, status.st_size)
+
+
+def _sealed(files: Iterable[_File]) -> Iterator[Segment]:
     """Sealed segments of every table; of `spans/`, all files but each writer's last, which is being written."""
-    groups: dict[tuple[Path, str], list[Path]] = {}
-    for path in _files(run_dir):
-        if path.suffix == SEALED_SUFFIX or (path.suffix == SPANS_SUFFIX and path.parent.name == SPANS):
-            writer = path.name.split(".")[0]
-            groups.setdefault((path.parent, writer), []).append(path)
-    for (parent, _), paths in groups.items():
+    groups: dict[tuple[Path, str], list[_File]] = {}
+    for file in files:
+        if file.path.suffix != STREAM_SUFFIX:
+            groups.setdefault((file.path.parent, file.name.replica), []).append(file)
+    for (parent, _), group in groups.items():
+        group.sort(key=lambda file: file.name)
         before: float | None = None
-        ordered = sorted(paths, key=lambda p: (p.stat().st_mtime, p.name))
-        for path in ordered[:-1] if parent.name == SPANS else ordered:
-            status = path.stat()
-            start = before if before is not None else status.st_mtime - SEGMENT_SECONDS
-            yield _Segment(path, start, status.st_mtime, status.st_size)
-            before = status.st_mtime
+        for file in group[:-1] if parent.name == SPANS else group:
+            start = before if before is not None else file.changed - SEGMENT_SECONDS
+            yield Segment(file.path, start, file.changed, file.size)
+            before = file.changed

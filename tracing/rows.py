@@ -15,7 +15,6 @@ from inferdbg.engine.serving.events import (
     Boundaries,
     ChoiceRecord,
     Closed,
-    EndKind,
     Rejected,
     Stage,
     stages_of,
@@ -94,7 +93,7 @@ def request_rows(event: Closed, context: RowContext, *, steps_complete: bool) ->
     shared = _identity(arrived, context) | {
         "end": event.end.value,
         "status": event.status,
-        "error": event.error,
+        "error": _error_text(event.error, event.error_type, context),
         "error_type": event.error_type,
         "closed_ns": event.closed_ns,
         "request_boundaries": _boundaries(event.boundaries),
@@ -115,7 +114,11 @@ def request_rows(event: Closed, context: RowContext, *, steps_complete: bool) ->
         "prompt_text": arrived.prompt_text if context.log_text else None,
     }
     if event.choices:
-        return [shared | _choice(choice, event, context) for choice in event.choices]
+        sampling = shared.pop("sampling")  # but for the seed, which is that of each prompt
+        return [
+            shared | _choice(choice, event, context) | {"sampling": sampling | {"seed": choice.seed}}
+            for choice in event.choices
+        ]
     return [
         shared
         | {"prompt_index": index, "choice_index": 0, "num_prompt_tokens": len(prompt), "num_output_tokens": 0}
@@ -126,7 +129,7 @@ def request_rows(event: Closed, context: RowContext, *, steps_complete: bool) ->
 
 def rejected_row(event: Rejected, context: RowContext) -> Row:
     """A request that was never accepted has one row: no prompt, no tokens."""
-    boundaries = Boundaries(received_ns=event.time_ns)
+    boundaries = event.boundaries or Boundaries(received_ns=event.time_ns)
     return {
         "request_id": event.request_id,
         "prompt_index": 0,
@@ -138,13 +141,13 @@ def rejected_row(event: Rejected, context: RowContext) -> Row:
         "incarnation": context.incarnation,
         "endpoint": event.endpoint,
         "arrival_ns": event.time_ns,
-        "end": EndKind.REJECTED.value,
+        "end": event.end.value,
         "status": event.status,
-        "error": event.message,
+        "error": _error_text(event.message, event.reason, context),
         "error_type": event.reason,
         "closed_ns": event.closed_ns,
         "request_boundaries": _boundaries(boundaries),
-        "request_stages": _stages(stages_of(boundaries, event.closed_ns)),
+        "request_stages": _stages(event.stages),
         "num_rows": 1,
     }
 
@@ -157,7 +160,7 @@ def step_row(event: StepRecord | StepFailed, context: RowContext) -> Row:
             "start_ns": event.time_ns,
             "end_ns": event.time_ns,
             "failed_stage": event.stage,
-            "error": event.error,
+            "error": event.error if context.logs_ids else event.error.partition(":")[0],  # its type
             "failed_seq_ids": event.seq_ids,
         }
     sampled_ids, top_ids = context.tokens.step(event)
@@ -198,6 +201,15 @@ def _identity(event: Arrived, context: RowContext) -> Row:
     }
 
 
+_OWN_WORDS = frozenset({"engine_lost", "internal_error", "shutdown", "unavailable"})
+
+
+def _error_text(text: str | None, error_type: str | None, context: RowContext) -> str | None:
+    """What went wrong, in words. Without ids only words of our own: others may quote what the client sent, be it
+    through a chat template, a model's name or an exception of the engine; `error_type` says it all the same."""
+    return text if context.logs_ids or error_type in _OWN_WORDS else None
+
+
 def _prompts(event: Arrived, context: RowContext) -> list[Any] | None:
     prompts = [context.tokens.prompt(prompt) for prompt in event.prompts]
     return None if any(prompt is None for prompt in prompts) else prompts
@@ -232,6 +244,7 @@ def _choice(choice: ChoiceRecord, event: Closed, context: RowContext) -> Row:
         "prompt_index": choice.prompt_index,
         "choice_index": choice.choice_index,
         "seq_id": choice.seq_id,
+        "sampling": _sampling(arrived.sampling, context) | {"seed": choice.seed},
         "num_prompt_tokens": len(prompt),
         "num_output_tokens": len(choice.output_ids),
         "prompt_token_ids": context.tokens.prompt(prompt),

@@ -5,22 +5,44 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "MANIFEST", "REPLICAS", "SEALED_SUFFIX", "SEGMENT_SECONDS", "SPANS", "SPANS_SUFFIX", "STREAM_SUFFIX", "TOKENIZER",
-    "make_private", "read_json", "write_json",
+    "MANIFEST", "REPLICAS", "SEALED_SUFFIX", "SEGMENT_SECONDS", "SPANS", "SPANS_SUFFIX", "STREAM_SUFFIX",
+    "TABLE_NAMES", "TOKENIZER", "SegmentName", "make_private", "read_json", "write_json",
 ]  # fmt: skip
 
 MANIFEST = "run.json"
 REPLICAS = "replicas"
+TABLE_NAMES = ("arrivals", "requests", "steps")
 TOKENIZER = "tokenizer"
 SPANS = "spans"
 STREAM_SUFFIX = ".arrows"  # a live segment
 SEALED_SUFFIX = ".parquet"
 SPANS_SUFFIX = ".jsonl"
 SEGMENT_SECONDS = 600.0  # a live segment is closed at this age
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    """``<replica>.<incarnation>.<seq>``, in order of writing per replica."""
+
+    replica: str
+    incarnation: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.replica}.{self.incarnation}.{self.seq:06d}"
+
+    @classmethod
+    def parse(cls, stem: str) -> SegmentName | None:
+        """None: the stem is not of that form, so the file is none of ours."""
+        parts = stem.rsplit(".", 2)
+        if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+            return None
+        return cls(parts[0], int(parts[1]), int(parts[2]))
 
 
 def make_private(directory: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from inferdbg.tracing.frames import END_MARK, FrameEncoder
-from inferdbg.tracing.run_files import SEALED_SUFFIX, SEGMENT_SECONDS, STREAM_SUFFIX
+from inferdbg.tracing.run_files import SEALED_SUFFIX, SEGMENT_SECONDS, STREAM_SUFFIX, SegmentName
 
 __all__ = ["SEGMENT_BYTES", "SegmentFile", "TableWriter"]
 
@@ -133,18 +133,19 @@ class TableWriter:
     def _open(self) -> SegmentFile:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
-            name = f"{self._replica}.{self._incarnation}.{self._seq:06d}"
-            self._seq += 1
+            name = str(SegmentName(self._replica, self._incarnation, self._seq))
             if not (self._directory / (name + SEALED_SUFFIX)).exists():
                 with contextlib.suppress(FileExistsError):
                     file = SegmentFile(self._directory / (name + STREAM_SUFFIX))
                     break
+            self._seq += 1
         try:
             file.append(self._encoder.opening())
         except OSError:
             file.close()
             file.path.unlink(missing_ok=True)
             raise
+        self._seq += 1  # only now: the next try takes the same number, so that numbers have no holes
         self._file = file
         return file
 

@@ -6,6 +6,7 @@ observer ──queue──> record thread ──> metrics, rows (Arrow streams),
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -80,18 +81,27 @@ class Recording:
             self._writing.close(reason, self._losses, self.cpu_seconds)
 
 
-def start_recording(config: RecordingConfig, *, loop_lag: Callable[[], float] | None = None) -> Recording:
+def start_recording(
+    config: RecordingConfig,
+    *,
+    loop_lag: Callable[[], float] | None = None,
+    observer_errors: Callable[[], int] | None = None,
+) -> Recording:
     """Starts the threads and, with a run directory, writes its manifest.
+
+    `loop_lag` in seconds and `observer_errors`, the events whose observer threw, are asked of the front.
 
     A directory that cannot be written does not stop it: losses are counted, shown and logged, and writing is
     tried again.
 
     Raises:
-        UsageError: the directory already holds a run; hashing without a key; an endpoint that is no URL.
+        UsageError: the directory holds something already; hashing without a key; an endpoint that is no URL.
     """
-    if config.run_dir is not None and (config.run_dir / MANIFEST).exists():
-        raise UsageError(f"{config.run_dir} already holds a run; choose another --run-dir")
+    if config.run_dir is not None:
+        _check_run_dir(config.run_dir)
     losses = Losses()
+    if observer_errors is not None:
+        losses.watch("events", observer_errors)
     window = StepWindow()
     recording: list[Recording] = []  # the metrics ask for figures that the recording has only once it exists
 
@@ -125,6 +135,24 @@ def start_recording(config: RecordingConfig, *, loop_lag: Callable[[], float] | 
     recording.append(Recording(bus, metrics, window, losses, writing))
     bus.start()
     return recording[0]
+
+
+def _check_run_dir(run_dir: Path) -> None:
+    """A run has its directory to itself: what else lies there could be read, or deleted, as a part of it."""
+    try:
+        with os.scandir(run_dir) as entries:
+            is_empty = next(entries, None) is None
+    except NotADirectoryError:
+        if run_dir.exists():
+            raise UsageError(f"{run_dir} is a file; --run-dir takes a directory that is new or empty") from None
+        return
+    except OSError:
+        return  # absent, or not readable: serving goes on, and what cannot be written is counted
+    if not is_empty:
+        what = "already holds a run" if (run_dir / MANIFEST).exists() else "is not empty"
+        raise UsageError(
+            f"{run_dir} {what}; --run-dir takes a directory that is new or empty, for example {run_dir / 'new-run'}"
+        )
 
 
 def _nothing(*_: Any) -> None:

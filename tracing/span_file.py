@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from inferdbg.tracing.losses import Losses
 from inferdbg.tracing.otlp_json import LineEncoder
-from inferdbg.tracing.run_files import SPANS, SPANS_SUFFIX
+from inferdbg.tracing.run_files import SPANS, SPANS_SUFFIX, SegmentName
 from inferdbg.tracing.segments import SegmentFile
 
 __all__ = ["SpanFile"]
@@ -66,8 +66,8 @@ class SpanFile:
     def _open(self) -> SegmentFile:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         while self._file is None:
-            path = self._directory / f"{self._replica}.{self._incarnation}.{self._seq:06d}{SPANS_SUFFIX}"
-            self._seq += 1
+            path = self._directory / f"{SegmentName(self._replica, self._incarnation, self._seq)}{SPANS_SUFFIX}"
             if not path.exists():
                 self._file = SegmentFile(path)
+            self._seq += 1
         return self._file

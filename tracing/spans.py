@@ -19,7 +19,15 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.trace.span import TraceState
 
 from inferdbg.engine.core.events import StepRecord
-from inferdbg.engine.serving.events import Closed, EndKind, Rejected, Stage, TraceContext, stages_of
+from inferdbg.engine.serving.events import (
+    Closed,
+    EndKind,
+    Rejected,
+    Stage,
+    TraceContext,
+    cached_prompt_tokens,
+    stages_of,
+)
 from inferdbg.tracing.clock import ClockPair
 from inferdbg.tracing.flights import Flight, NoteKind
 from inferdbg.tracing.step_kind import step_kind, step_tokens
@@ -93,18 +101,18 @@ class SpanBuilder:
         return [root, *self._stage_spans(event, flight, stages, root.context)]
 
     def rejected(self, event: Rejected) -> list[ReadableSpan]:
-        """The root of a request that was refused, and the stage it was refused in."""
+        """The root of a request that was never accepted, and the stages it came through."""
         operation = _operation(event.endpoint)
-        stages = (Stage("io.receive", event.time_ns, max(event.time_ns, event.closed_ns)),)
+        stages = event.stages
         attributes = self._common(event.request_id, event.client_request_id, operation, event.endpoint)
         attributes |= {
-            "inferdbg.end": EndKind.REJECTED.value,
+            "inferdbg.end": event.end.value,
             "error.type": _clean(event.reason),
             "http.response.status_code": event.status,
         }
-        root = self._root(event.trace, operation, stages, attributes, _status(EndKind.REJECTED))
+        root = self._root(event.trace, operation, stages, attributes, _status(event.end))
         assert root.context is not None
-        return [root, self._child(stages[0].name, root.context, stages[0].start_ns, stages[0].end_ns)]
+        return [root, *(self._child(stage.name, root.context, stage.start_ns, stage.end_ns) for stage in stages)]
 
     def step(self, record: StepRecord, flights: Sequence[Flight]) -> list[ReadableSpan]:
         """A trace of its own: the step and its stages, linked to the requests it computed for."""
@@ -144,9 +152,8 @@ class SpanBuilder:
             "gen_ai.request.top_p": float(sampling.top_p),
             "gen_ai.usage.input_tokens": sum(len(prompt) for prompt in arrived.prompts),
             "gen_ai.usage.output_tokens": sum(len(choice.output_ids) for choice in event.choices),
-            "gen_ai.usage.cache_read.input_tokens": sum(c.cached_tokens or 0 for c in event.choices),
-            "gen_ai.response.finish_reasons": tuple(
-                "none" if c.finish_reason is None else c.finish_reason.value for c in event.choices
+            "gen_ai.usage.cache_read.input_tokens": cached_prompt_tokens(
+                (c.choice_index, c.cached_tokens) for c in event.choices
             ),
             "http.response.status_code": event.status,
             "inferdbg.end": event.end.value,
@@ -156,7 +163,9 @@ class SpanBuilder:
             "inferdbg.bytes_out": event.bytes_out,
         }
         received = event.boundaries.received_ns
+        reasons = tuple(c.finish_reason.value for c in event.choices if c.finish_reason is not None)
         optional: dict[str, Any] = {
+            "gen_ai.response.finish_reasons": reasons or None,
             "gen_ai.request.seed": sampling.seed,
             "gen_ai.request.choice.count": sampling.n if sampling.n != 1 else None,
             "gen_ai.request.top_k": min(sampling.top_k, 2**63 - 1) if sampling.top_k > 0 else None,

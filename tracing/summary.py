@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from inferdbg.engine.serving.events import STAGE_ENDS, EndKind
+from inferdbg.engine.serving.events import STAGE_ENDS, EndKind, cached_prompt_tokens
 from inferdbg.tracing.percentiles import Distribution
 from inferdbg.tracing.reader import InFlight, Run, RunStatus, row_stages
 
@@ -28,7 +28,7 @@ class Summary:
 
     TTFT is of every request that got a token, ITL of every gap between tokens, E2E of finished requests. Stage sums and
     `e2e_sum_seconds` are over accepted requests that have ended, however they did, so that the seven add up to it.
-    A request counts once, however many choices it has.
+    A request counts once, however many choices it has. What retention deleted is in none of the figures but `deleted`.
     """
 
     status: RunStatus
@@ -42,6 +42,7 @@ class Summary:
     stages_seconds: dict[str, float]
     e2e_sum_seconds: float
     dropped: dict[str, int]
+    deleted: dict[str, Any]  # by retention, see `Run.deleted`
     num_preemptions: int
     num_steps_incomplete: int  # requests whose story lacks step records
     in_flight_requests: tuple[InFlight, ...]
@@ -51,7 +52,7 @@ class Summary:
         """The document, with `schema`."""
         names = (
             "status", "num_requests", "ends", "in_flight", "tokens", "ttft_seconds", "itl_seconds", "e2e_seconds",
-            "stages_seconds", "e2e_sum_seconds", "dropped", "num_preemptions", "num_steps_incomplete",
+            "stages_seconds", "e2e_sum_seconds", "dropped", "deleted", "num_preemptions", "num_steps_incomplete",
         )  # fmt: skip
         document: dict[str, Any] = {"schema": SUMMARY_SCHEMA} | {name: getattr(self, name) for name in names}
         document["status"] = self.status.value
@@ -59,7 +60,8 @@ class Summary:
             {
                 "request_id": flight.request_id,
                 "client_request_id": flight.arrival["client_request_id"],
-                "output_tokens": [len(output.steps) for output in flight.outputs],
+                "prompt_tokens": sum(flight.arrival["num_prompt_tokens"] or []),
+                "output_tokens": sum(len(output.steps) for output in flight.outputs),
             }
             for flight in self.in_flight_requests
         ]
@@ -89,7 +91,7 @@ class _Totals:
     def _row(self, row: dict[str, Any]) -> None:
         if row["choice_index"] == 0:
             self.tokens["prompt"] += row["num_prompt_tokens"] or 0
-            self.tokens["cached"] += row["cached_tokens"] or 0
+        self.tokens["cached"] += cached_prompt_tokens([(row["choice_index"], row["cached_tokens"])])
         self.tokens["output"] += row["num_output_tokens"] or 0
         self.num_preemptions += row["num_preemptions"] or 0
         if row["request_id"] != self._last_id:  # rows of one request are adjacent
@@ -104,7 +106,8 @@ class _Totals:
         if first_token is not None:
             self.ttft.add(np.array([first_token - row["arrival_ns"]]))
         stages = row_stages(row)
-        if end == EndKind.REJECTED or not stages:
+        was_accepted = row["num_prompt_tokens"] is not None and end != EndKind.REJECTED
+        if not (was_accepted and stages):
             return
         for stage in stages:
             self.stages_ns[stage.name] += stage.end_ns - stage.start_ns
@@ -126,7 +129,7 @@ class _Totals:
 
 
 def summarize(run: Run) -> Summary:
-    """Reads the whole run once, in batches."""
+    """Reads the whole run in batches, all of it as it was at one moment."""
     totals = _Totals()
     for batch in run.requests(_COLUMNS):
         totals.add(batch)
@@ -143,6 +146,7 @@ def summarize(run: Run) -> Summary:
         stages_seconds={name: ns / 1e9 for name, ns in totals.stages_ns.items()},
         e2e_sum_seconds=totals.e2e_ns / 1e9,
         dropped=run.dropped,
+        deleted=run.deleted,
         num_preemptions=totals.num_preemptions,
         num_steps_incomplete=totals.num_incomplete,
         in_flight_requests=in_flight,

@@ -13,7 +13,8 @@ from inferdbg.tracing.clock import ClockPair
 from inferdbg.tracing.housekeeping import Housekeeper
 from inferdbg.tracing.losses import Losses
 from inferdbg.tracing.manifest import Manifest, describe_config
-from inferdbg.tracing.otlp_export import SpanShipper, choose_protocol, make_exporter
+from inferdbg.tracing.otlp_endpoint import choose_protocol
+from inferdbg.tracing.otlp_export import SpanShipper, make_exporter
 from inferdbg.tracing.otlp_json import LineEncoder
 from inferdbg.tracing.recorder import Recorder, Tables
 from inferdbg.tracing.recording_config import RecordingConfig
@@ -85,7 +86,7 @@ def build_writing(
     )
     context = RowContext(config.replica, 0, config.model_fingerprint, tokens, config.log_text)
     on_core: Callable[[CoreStarted | EngineLost], None] = housekeeper.core if housekeeper is not None else _ignore
-    recorder = Recorder(context, tables=tables, spans=spans, on_core=on_core)
+    recorder = Recorder(context, tables=tables, spans=spans, on_core=on_core, losses=losses)
 
     def close_tables() -> None:
         if tables is not None and span_file is not None:
@@ -113,7 +114,6 @@ def build_writing(
 def _make_run_dir(run_dir: Path) -> None:
     try:
         make_private(run_dir)
-        run_dir.chmod(0o700)
     except OSError as error:
         _log.warning("cannot write to %s: %s; serving goes on, losses are counted", run_dir, error.strerror)
 

@@ -1,9 +1,9 @@
-"""Shows requests while they are answered: a live table on a terminal, a line every few seconds elsewhere."""
+"""Shows requests while they are answered: a live table on a terminal; elsewhere a line when more of them are done."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -17,19 +17,21 @@ from inferdbg.probes.text import printable
 
 __all__ = ["BurstView"]
 
-PLAIN_SECONDS = 3.0
+PLAIN_SECONDS = 5.0  # between two lines, at least
 LAST_WORDS = 50
 BAR_WIDTH = 16
 
 
 class BurstView:
-    """A context manager; call `update` as often as you like."""
+    """A context manager; call `update` as often as you like. `clock` gives seconds."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
         self._progress: Sequence[Progress] = ()
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=8, transient=True)
-        self._last_line = time.monotonic()
+        self._last_line = clock()
+        self._num_told = 0
 
     def __enter__(self) -> BurstView:
         if self._console.is_terminal:
@@ -46,9 +48,13 @@ class BurstView:
 
     def update(self, progress: Sequence[Progress]) -> None:
         self._progress = progress
-        now = time.monotonic()
-        if not self._console.is_terminal and now - self._last_line >= PLAIN_SECONDS:
-            self._last_line = now
+        if self._console.is_terminal:
+            return
+        num_ended = sum(state.done_seconds is not None or state.error is not None for state in progress)
+        now = self._clock()
+        # the last line is printed at the end
+        if self._num_told < num_ended < len(progress) and now - self._last_line >= PLAIN_SECONDS:
+            self._last_line, self._num_told = now, num_ended
             self._console.print(Text(self._sum()))
 
     def _sum(self) -> str:

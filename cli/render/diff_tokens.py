@@ -19,39 +19,53 @@ _HEADLINES = {
     "input_differs": ("prompts differ", "red"),
     "output_differs": ("outputs differ", "yellow"),
     "sampling_differs": ("outputs differ, and so did the sampling parameters", "yellow"),
-    "inconclusive": ("nothing could be compared", "magenta"),
+    "inconclusive": ("not decided", "magenta"),
+}
+_UNDECIDED = {
+    "unfinished": "an output was cut off (in flight, aborted or failed) where it still agreed",
+    "no_ids": "token ids were not logged, or some were lost",
+    "deleted": "rows are gone",
+    "no_pair": "there is nothing to compare",
 }
 MAX_VALUE = 48
+MAX_NAMES = 5
 
 
 def render_diff(console: Console, document: dict[str, Any], limit: int) -> None:
     """Prints an `inferdbg.diff-tokens/1` document; at most `limit` differing pairs in full."""
     _head(console, document)
     _settings(console, document["manifest_diff"])
-    different = [pair for pair in document["pairs"] if pair["first_difference"] is not None]
+    different = [pair for pair in document["pairs"] if pair["verdict"] not in ("identical", "inconclusive")]
     for pair in different[:limit]:
         console.print()
         _pair(console, pair)
     if len(different) > limit:
         console.print()
         console.print(f"… and {count(len(different) - limit, 'more difference')} (--limit {len(different)} shows all)")
+    _undecided(console, document)
     _unmatched(console, document["unmatched"])
 
 
 def _head(console: Console, document: dict[str, Any]) -> None:
     words, style = _HEADLINES[document["verdict"]]
+    only = [(side.upper(), len(rows)) for side, rows in document["unmatched"].items() if rows]
+    if only and document["verdict"] == "identical":
+        words, style = "identical where matched", "yellow"  # one request in common is no all-clear
     for side, name in document["runs"].items():
         console.print(Text.assemble((f"{side.upper()}  ", "bold"), printable(name)))
     pairs = document["pairs"]
     counts = document["counts"]
     console.print()
     console.print(
-        Text.assemble((words, f"bold {style}"), f"   {count(document['num_pairs'], 'pair')}", *_parts(counts))
+        Text.assemble(
+            (words, f"bold {style}"),
+            f"   {count(document['num_pairs'], 'pair')}",
+            *_parts(counts),
+            *((f", {number:,} only in {side}", "bold yellow") for side, number in only),
+        )
     )
     firsts = sorted(
-        pair["first_difference"]["index"]
-        for pair in pairs
-        if pair["first_difference"] is not None and pair["first_difference"]["side"] == "output"
+        pair["first_difference"]["index"] for pair in pairs if pair["verdict"] in ("output_differs", "sampling_differs")
     )
     if firsts:
         agree = sum(pair["evidence"]["output_tokens_before_difference"] or 0 for pair in pairs)
@@ -84,14 +98,8 @@ def _settings(console: Console, changes: list[dict[str, Any]]) -> None:
 
 def _pair(console: Console, pair: dict[str, Any]) -> None:
     evidence, first = pair["evidence"], pair["first_difference"]
-    ids = evidence["client_request_ids"]  # what a person called it says more than two drawn ids
-    a, b = (ids["a"], ids["b"]) if ids["a"] and ids["a"] == ids["b"] else (pair["request_a"], pair["request_b"])
-    names = printable(a) if a == b else f"{printable(a)} / {printable(b)}"
-    place = "".join(
-        f" {word} {pair[key]}" for word, key in (("prompt", "prompt_index"), ("choice", "choice_index")) if pair[key]
-    )
     where = f"{first['side']} token {first['index']}"
-    console.print(Text.assemble((names + place, "bold"), f"   {pair['class'].replace('_', ' ')} from {where}"))
+    console.print(Text.assemble((_name(pair), "bold"), f"   {pair['class'].replace('_', ' ')} from {where}"))
     console.print(_sides(first, evidence))
     for name, values in evidence["sampling_changes"].items():
         console.print(Text(f"  sampling.{printable(name)}: A {_value(values['a'])}, B {_value(values['b'])}"))
@@ -104,6 +112,15 @@ def _pair(console: Console, pair: dict[str, Any]) -> None:
         )
 
 
+def _name(pair: dict[str, Any]) -> str:
+    ids = pair["evidence"]["client_request_ids"]  # what a person called it says more than two drawn ids
+    a, b = (ids["a"], ids["b"]) if ids["a"] and ids["a"] == ids["b"] else (pair["request_a"], pair["request_b"])
+    names = printable(a) if a == b else f"{printable(a)} / {printable(b)}"
+    return names + "".join(
+        f" {word} {pair[key]}" for word, key in (("prompt", "prompt_index"), ("choice", "choice_index")) if pair[key]
+    )
+
+
 def _sides(first: dict[str, Any], evidence: dict[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 1))
     for _ in range(4):
@@ -114,7 +131,8 @@ def _sides(first: dict[str, Any], evidence: dict[str, Any]) -> Table:
         token = first[side]
         if token is None:
             ended = evidence["finish_reasons"][side]
-            told = Text(f"ended here ({ended})" if first["side"] == "output" and ended else "ended here", style="dim")
+            reason = f" ({shortened(ended, 20)})" if first["side"] == "output" and ended else ""
+            told = Text(f"ended here{reason}", style="dim")
             grid.add_row(f"  {side.upper()}", "", "", told)
             continue
         logprob = "" if token["logprob"] is None else f"{token['logprob']:.3f}"
@@ -133,12 +151,26 @@ def _tail(text: str, limit: int) -> str:
     return printable(text[-limit:])
 
 
+def _undecided(console: Console, document: dict[str, Any]) -> None:
+    for reason in document["undecided"]:
+        pairs = [pair for pair in document["pairs"] if pair["evidence"]["undecided"] == reason["reason"]]
+        number = f"{count(len(pairs), 'pair')}: " if pairs else ""
+        named = f" ({_some([_name(pair) for pair in pairs])})" if pairs else ""
+        console.print()
+        console.print(Text(f"not decided: {number}{_UNDECIDED[reason['reason']]}{named}"))
+        console.print(Text(f"  what would decide: {reason['would_decide']}", style="dim"))
+
+
 def _unmatched(console: Console, unmatched: dict[str, list[dict[str, Any]]]) -> None:
     for side, rows in unmatched.items():
         if rows:
-            names = ", ".join(shortened(row["request_id"], 40) for row in rows[:5])
-            more = f" and {len(rows) - 5:,} more" if len(rows) > 5 else ""
-            console.print(Text(f"only in {side.upper()}: {count(len(rows), 'row')}: {names}{more}"))
+            names = _some([shortened(row["request_id"], 40) for row in rows])
+            console.print(Text(f"only in {side.upper()}: {count(len(rows), 'row')}: {names}"))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _value(value: Any) -> str:

@@ -28,7 +28,7 @@ def render_request(console: Console, document: Mapping[str, Any], limit: int) ->
     console.print()
     _waterfall(console, document["stages"])
     console.print()
-    _tokens(console, document["tokens"], limit)
+    _tokens(console, document, limit)
     for warning in document["warnings"]:
         console.print(Text.assemble(("warning: ", "bold yellow"), shortened(warning, 300)))
 
@@ -36,7 +36,7 @@ def render_request(console: Console, document: Mapping[str, Any], limit: int) ->
 def _head(console: Console, document: Mapping[str, Any]) -> None:
     sampling = document["sampling"] or {}
     told = [f"{name} {sampling[name]}" for name in _SAMPLING if sampling.get(name) not in (None, *_SAMPLING[name])]
-    end = document["end"] or "in flight"
+    end = document["end"] or _in_flight(document)
     reasons = [document["finish_reason"], document["stop_matched"], document["error_type"], document["error"]]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
@@ -46,7 +46,7 @@ def _head(console: Console, document: Mapping[str, Any]) -> None:
         ("client's id", document["client_request_id"]),
         ("replay of", document["replay_of"]),
         ("trace", document["trace_id"]),
-        ("served by", f"{document['endpoint']}, model {document['model']}, replica {document['replica']}"),
+        ("served by", ", ".join(f"{name}{document[key]}" for name, key in _SERVED_BY if document[key] is not None)),
         ("ended", ", ".join([end, *(str(reason) for reason in reasons if reason)])),
         ("sampling", ", ".join(told)),
         ("tokens", _sizes(document)),
@@ -56,6 +56,14 @@ def _head(console: Console, document: Mapping[str, Any]) -> None:
         if value:
             grid.add_row(name, Text(shortened(value, 300)))
     console.print(grid)
+
+
+def _in_flight(document: Mapping[str, Any]) -> str:
+    """What a request without an end has come to, as far as the engine's steps say."""
+    known = count(document["num_output_tokens"] or 0, "output token")
+    if document["run_status"] == "open":
+        return f"not yet: in flight, {known} so far"
+    return f"never: in flight when the run ended, {known} recovered from the engine's steps"
 
 
 def _sizes(document: Mapping[str, Any]) -> str:
@@ -72,6 +80,7 @@ def _others(document: Mapping[str, Any]) -> str | None:
     return f"this is {here}; {count(others, 'more row')} with --prompt and --choice"
 
 
+_SERVED_BY = (("", "endpoint"), ("model ", "model"), ("replica ", "replica"))
 _SAMPLING: dict[str, tuple[Any, ...]] = {
     "temperature": (), "seed": (), "max_tokens": (), "min_tokens": (0,), "n": (1,), "top_p": (1.0,), "top_k": (0, -1),
     "min_p": (0.0,), "repetition_penalty": (1.0,), "presence_penalty": (0.0,), "frequency_penalty": (0.0,),
@@ -81,7 +90,7 @@ _SAMPLING: dict[str, tuple[Any, ...]] = {
 
 def _waterfall(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:
     if not stages:
-        console.print("its stages are not known yet")
+        console.print("its stages are not known: they are written when a request ends")
         return
     begun, ended = stages[0]["start_ns"], stages[-1]["end_ns"]
     whole = max(1, ended - begun)
@@ -100,7 +109,8 @@ def _waterfall(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:
     console.print(grid)
 
 
-def _tokens(console: Console, tokens: Sequence[Mapping[str, Any]], limit: int) -> None:
+def _tokens(console: Console, document: Mapping[str, Any], limit: int) -> None:
+    tokens: Sequence[Mapping[str, Any]] = document["tokens"]
     if not tokens:
         console.print("no token was sampled")
         return

@@ -19,8 +19,8 @@ _END_STYLES = {"finished": "green", "aborted": "yellow", "rejected": "magenta", 
 MAX_IN_FLIGHT = 10
 
 
-def render_run(console: Console, document: Mapping[str, Any]) -> None:
-    """Prints the document. Warnings come last, where the eye rests."""
+def render_run(console: Console, document: Mapping[str, Any], argument: str) -> None:
+    """Prints the document. `argument` names the run in a command line. Warnings come last, where the eye rests."""
     _head(console, document)
     console.print()
     _counts(console, document)
@@ -28,7 +28,7 @@ def render_run(console: Console, document: Mapping[str, Any]) -> None:
     _percentiles(console, document)
     _stages(console, document)
     _in_flight(console, document["in_flight_requests"])
-    _slowest(console, document)
+    _slowest(console, document, argument)
     _losses(console, document)
 
 
@@ -43,7 +43,7 @@ def _head(console: Console, document: Mapping[str, Any]) -> None:
             "   ",
             (status, _STATUS_STYLES.get(status, "")),
             f" after {duration(seconds)}" if seconds is not None else "",
-            f" ({shortened(document['ended_because'], 60)})" if document["ended_because"] else "",
+            f" ({shortened(str(document['ended_because']), 60)})" if document["ended_because"] else "",
         ),
     )
     for name, value in document["about"].items():
@@ -56,7 +56,7 @@ def _counts(console: Console, document: Mapping[str, Any]) -> None:
     grid = _pairs()
     ends = Text(count(document["num_requests"], "request"))
     for end, number in document["ends"].items():
-        ends.append(f"   {number:,} {end}", style=_END_STYLES.get(end, "") if number else "dim")
+        ends.append(f"   {number:,} {shortened(end, 20)}", style=_END_STYLES.get(end, "") if number else "dim")
     in_flight = document["in_flight"]
     word = "in flight" if document["status"] == "open" else "in flight when it ended"
     ends.append(f"   {in_flight:,} {word}", style="bold red" if in_flight and document["status"] != "open" else "dim")
@@ -114,16 +114,17 @@ def _in_flight(console: Console, requests: Sequence[Mapping[str, Any]]) -> None:
         console.print(f"… and {len(requests) - MAX_IN_FLIGHT:,} more (--json has all)")
 
 
-def _slowest(console: Console, document: Mapping[str, Any]) -> None:
+def _slowest(console: Console, document: Mapping[str, Any], argument: str) -> None:
     if not document["slowest"]:
         return
     console.print()
-    console.print(Text(f"slowest requests (inferdbg show {shortened(document['run'], 60)} REQUEST)", style="bold"))
+    # unbroken and whole, to be copied
+    console.print(Text(f"slowest requests (inferdbg show {argument} REQUEST)", style="bold"), soft_wrap=True)
     rows = table("request", "end", "E2E", "TTFT", "prompt", "output", right=("E2E", "TTFT", "prompt", "output"))
     for request in document["slowest"]:
         rows.add_row(
             Text(shortened(request["client_request_id"] or request["request_id"], 44)),
-            Text(request["end"], style=_END_STYLES.get(request["end"], "")),
+            Text(shortened(request["end"], 20), style=_END_STYLES.get(request["end"], "")),
             duration(request["e2e_seconds"]),
             duration(request["ttft_seconds"]),
             _number(request["prompt_tokens"]),
@@ -140,12 +141,23 @@ def _losses(console: Console, document: Mapping[str, Any]) -> None:
     console.print()
     dropped = {signal: number for signal, number in document["dropped"].items() if number}
     if dropped:
-        told = ", ".join(f"{number:,} {signal}" for signal, number in dropped.items())
+        told = ", ".join(f"{number:,} {shortened(signal, 40)}" for signal, number in dropped.items())
         console.print(Text(f"dropped: {told}", style="bold yellow"))
     else:
         console.print(Text("nothing was dropped", style="dim"))
+    if (deleted := document["deleted"])["segments"]:
+        parts = [_deleted(table, counts) for table, counts in deleted["tables"].items()]
+        told = f"deleted by retention: {count(deleted['segments'], 'segment')}, {deleted['bytes'] / 1e6:,.1f} MB"
+        console.print(
+            Text(f"{told} ({'; '.join(parts)}); no figure above counts them" if parts else told, style="yellow")
+        )
     for warning in document["warnings"]:
         console.print(Text.assemble(("warning: ", "bold yellow"), shortened(warning, 300)))
+
+
+def _deleted(table_name: str, counts: Mapping[str, Any]) -> str:
+    rows = count(counts["segments"], "segment") if counts["rows"] is None else count(counts["rows"], "row")
+    return f"{rows} of {shortened(table_name, 20)}"
 
 
 def _pairs() -> Table:

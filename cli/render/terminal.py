@@ -1,21 +1,29 @@
 """The two consoles and the small shapes that every report is made of: numbers with units, bars, tables.
 
-Knows no verb. Text from prompts and models must have been through `inferdbg.probes.text` before it comes here.
+Knows no verb. Text from prompts, models and runs must have been through `inferdbg.probes.text` before it comes here;
+`warn` and `print_json` see to that themselves.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
 
+import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["bar", "count", "diagnostics", "duration", "output", "share", "table"]
+from inferdbg.probes.text import is_invisible, message_text, printable, valid_unicode
+
+__all__ = [
+    "PrintableFormatter", "bar", "count", "diagnostics", "duration", "output", "print_json", "share", "table", "warn",
+]  # fmt: skip
 
 PLAIN_WIDTH = 120  # of lines that go to a file or a pipe
 BAR_WIDTH = 30
@@ -29,6 +37,47 @@ def output() -> Console:
 def diagnostics() -> Console:
     """The console for progress and warnings: stderr."""
     return _console(sys.stderr)
+
+
+def warn(message: str) -> None:
+    """One line of diagnostics. It may quote a run, a file name or an error as it is."""
+    diagnostics().print(Text(f"inferdbg: {printable(message)}"), soft_wrap=True)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Of log messages, which may quote a request, a file name or an error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return message_text(super().format(record))
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One document on stdout, on one line: null for what JSON cannot say, such as -inf; what a terminal would obey
+    or hide is escaped, which means the same to every reader of JSON."""
+    try:
+        text = msgspec.json.encode(document).decode()
+    except UnicodeEncodeError:  # a file name that is no UTF-8
+        text = msgspec.json.encode(_encodable(document)).decode()
+    sys.stdout.write(re.sub(r"[^\x00-\x7e]", lambda match: _json_escaped(match[0]), text) + "\n")
+
+
+def _json_escaped(char: str) -> str:
+    if not is_invisible(char):
+        return char
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return valid_unicode(value)
+        case Mapping():
+            return {_encodable(key): _encodable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_encodable(item) for item in value]
+        case _:
+            return value
 
 
 def _console(stream: IO[str]) -> Console:

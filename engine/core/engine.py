@@ -17,7 +17,7 @@ from inferdbg.engine.core.cache.kv import KVCacheManager
 from inferdbg.engine.core.events import CoreEvent, CoreObserver, FinishReason, PromptScores, StepFailed, StepRecord
 from inferdbg.engine.core.model_info import ModelInfo
 from inferdbg.engine.core.recorder import Recorder, StepResult
-from inferdbg.engine.core.runner import Runner, SampledTokens
+from inferdbg.engine.core.runner import RowsFailed, Runner, SampledTokens
 from inferdbg.engine.core.scheduler.decision import ScheduleDecision
 from inferdbg.engine.core.scheduler.policy import make_policy
 from inferdbg.engine.core.scheduler.scheduler import Scheduler
@@ -103,7 +103,10 @@ class Engine:
             InvalidRequest: it can never be run; `ContextLengthExceeded` where it is too long.
         """
         max_total = check_request(
-            request, self._model, context=self._context, max_tokens_in_pages=self._kv.num_pages * self._kv.page_size
+            request.prompt_ids,
+            request.sampling,
+            vocab_size=self._model.vocab_size,
+            max_model_len=self.max_model_len,
         )
         if self._scheduler.get(request.seq_id) is not None:
             raise ValueError(f"seq_id {request.seq_id} is in use")
@@ -161,7 +164,7 @@ class Engine:
 
     def _schedule(self) -> ScheduleDecision:
         decision = self._scheduler.schedule()
-        self._recorder.note_preempted(decision.preempted)
+        self._recorder.note_scheduled(decision)
         for preemption in decision.preempted:
             self._scores.drop(preemption.seq_id)
         return decision
@@ -203,11 +206,7 @@ class Engine:
         """Adds this step's prompt scores; returns those of the sequences whose prefill ended."""
         for row, scored in zip(prepared.scores, tokens.scores, strict=True):
             self._scores.add(row, scored)
-        return tuple(
-            self._scores.take(seq.seq_id, seq.request.sampling.prompt_logprobs or 0)
-            for seq in prepared.sampled
-            if seq.needs_prompt_scores
-        )
+        return tuple(self._scores.take(seq.seq_id) for seq in prepared.sampled if seq.needs_prompt_scores)
 
     def _append(self, seq: Sequence, token_id: int) -> None:
         """Appends a sampled token, and ends or pauses the sequence if that was its last for now."""
@@ -227,8 +226,14 @@ class Engine:
         self._recorder.note_finished(seq.seq_id, reason)
 
     def _fail(self, stage: str, error: Exception, decision: ScheduleDecision) -> StepFailed:
-        """Ends the sequences of a step that raised; what they computed in it is not to be trusted."""
+        """Ends the sequences of a step that raised; what they computed in it is not to be trusted.
+
+        Where the runner names those at fault, only these are ended: nothing was appended to the others yet, so that
+        they compute the same chunks again in the next step.
+        """
         seqs = list(decision.seqs) if decision.seqs else self._scheduler.suspects()
+        if isinstance(error, RowsFailed):
+            seqs = [seq for seq in seqs if seq.seq_id in error.seq_ids] or seqs
         for seq in seqs:
             if self._scheduler.get(seq.seq_id) is seq:
                 self._scheduler.remove(seq, publish=False)

@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
     """Why a sequence ended. `STOP` and `LENGTH` are OpenAI's words."""
 
     STOP = "stop"  # EOS, a stop token, or (decided by the front) a stop string
-    LENGTH = "length"  # max_tokens or the context is used up
+    LENGTH = "length"  # max_tokens are used up
     FORCED = "forced"  # forced_token_ids are used up
     ABORT = "abort"
     ERROR = "error"
@@ -132,7 +132,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFailed:
-    """A step that raised. Its sequences are ended with `ERROR`; the engine goes on with the others."""
+    """A step that raised. `seq_ids` are ended with `ERROR`: all of the step's, or those at fault where these are known.
+
+    The engine goes on with the others.
+    """
 
     step: int
     time_ns: int

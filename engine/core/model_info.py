@@ -29,7 +29,6 @@ class ModelInfo:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    bos_token_id: int | None
     eos_token_ids: frozenset[int]  # the union of what generation_config, config and tokenizer declare
 
 
@@ -61,11 +60,8 @@ def read_model_info(model_dir: Path) -> ModelInfo:
         head_dim = hidden_size // num_heads
     eos = _ids(model_dir / "generation_config.json", generation, "eos_token_id")
     eos |= _ids(facts.path, config, "eos_token_id") | _ids(facts.path, facts.values, "eos_token_id")
-    if (tokenizer_eos := _tokenizer_id(model_dir, "eos_token")) is not None:
+    if (tokenizer_eos := _tokenizer_eos(model_dir)) is not None:
         eos |= {tokenizer_eos}
-    bos = _ids(facts.path, facts.values, "bos_token_id") or _ids(
-        model_dir / "generation_config.json", generation, "bos_token_id"
-    )
     return ModelInfo(
         architecture=_architecture(facts.path, config),
         vocab_size=facts.count("vocab_size"),
@@ -73,7 +69,6 @@ def read_model_info(model_dir: Path) -> ModelInfo:
         num_layers=facts.count("num_hidden_layers"),
         num_kv_heads=num_heads if facts.values.get("num_key_value_heads") is None else facts.kv_heads(num_heads),
         head_dim=head_dim,
-        bos_token_id=min(bos) if bos else _tokenizer_id(model_dir, "bos_token"),
         eos_token_ids=eos,
     )
 
@@ -137,10 +132,10 @@ def _ids(path: Path, values: Json, name: str) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _tokenizer_id(model_dir: Path, name: str) -> int | None:
-    """The id of a special token that tokenizer_config.json names as text (a string, or an object with `content`)."""
+def _tokenizer_eos(model_dir: Path) -> int | None:
+    """The id of the EOS that tokenizer_config.json names as text (a string, or an object with `content`)."""
     config = _read(model_dir / "tokenizer_config.json") or {}
-    token = config.get(name)
+    token = config.get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
     if not isinstance(token, str):

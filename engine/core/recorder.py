@@ -11,7 +11,7 @@ from inferdbg.engine.core.batch import PreparedStep
 from inferdbg.engine.core.cache.kv import KVCacheManager
 from inferdbg.engine.core.events import CoreEvent, CoreObserver, FinishReason, PromptScores, StepFailed, StepRecord
 from inferdbg.engine.core.runner import SampledTokens
-from inferdbg.engine.core.scheduler.decision import Preemption, ScheduleDecision
+from inferdbg.engine.core.scheduler.decision import Admission, Preemption, ScheduleDecision
 from inferdbg.engine.core.scheduler.scheduler import Scheduler
 from inferdbg.engine.core.stages import StageTimes
 
@@ -32,8 +32,8 @@ class StepResult:
 
 
 class Recorder:
-    """Ends and preemptions are noted when they happen and told with the next record, be it that of a later step:
-    an abort comes between steps, and the step of a preemption may fail.
+    """Ends, admissions and preemptions are noted when they happen and told with the next record, be it that of a later
+    step: an abort comes between steps, and the step of an admission or a preemption may fail.
     """
 
     def __init__(self, observer: CoreObserver, clock: Callable[[], int], token_budget: int) -> None:
@@ -42,6 +42,7 @@ class Recorder:
         self._clock = clock
         self._token_budget = token_budget
         self._finished: dict[int, FinishReason] = {}
+        self._admitted: list[Admission] = []
         self._preempted: list[Preemption] = []
         self._num_evicted = 0  # as of the last record
         self._last_end_ns = clock()
@@ -54,8 +55,9 @@ class Recorder:
     def note_finished(self, seq_id: int, reason: FinishReason) -> None:
         self._finished[seq_id] = reason
 
-    def note_preempted(self, preempted: tuple[Preemption, ...]) -> None:
-        self._preempted += preempted
+    def note_scheduled(self, decision: ScheduleDecision) -> None:
+        self._admitted += decision.admitted
+        self._preempted += decision.preempted
 
     def tell(self, event: CoreEvent) -> None:
         """The one place where the core states what happened."""
@@ -65,9 +67,10 @@ class Recorder:
         self._handoff_ns = self._clock() - before
 
     def failure(self, stage: str, error: Exception, seq_ids: tuple[int, ...]) -> StepFailed:
-        """A step that raised. Its sequences failed, whatever end was noted for them in that step."""
+        """A step that raised. `seq_ids` failed, whatever was noted for them in that step."""
         for seq_id in seq_ids:
             self._finished.pop(seq_id, None)
+        self._admitted = [a for a in self._admitted if a.seq_id not in seq_ids]
         self.num_steps += 1
         return StepFailed(
             step=self.num_steps - 1,
@@ -101,9 +104,9 @@ class Recorder:
             sampled_top_ids=tokens.top_ids,
             sampled_top_logprobs=tokens.top_logprobs,
             prompt_scores=result.prompt_scores,
-            admitted_seq_ids=tuple(a.seq_id for a in decision.admitted),
-            admitted_cached=tuple(a.num_cached for a in decision.admitted),
-            admitted_is_resume=tuple(a.is_resume for a in decision.admitted),
+            admitted_seq_ids=tuple(a.seq_id for a in self._admitted),
+            admitted_cached=tuple(a.num_cached for a in self._admitted),
+            admitted_is_resume=tuple(a.is_resume for a in self._admitted),
             preempted_seq_ids=tuple(p.seq_id for p in self._preempted),
             preempted_lost=tuple(p.num_lost for p in self._preempted),
             finished_seq_ids=tuple(self._finished),
@@ -117,12 +120,12 @@ class Recorder:
             pages_free=kv.num_free,
             pages_used=kv.num_used,
             pages_cached=kv.num_cached,
-            prefix_queried_tokens=sum(a.num_queried for a in decision.admitted),
-            prefix_hit_tokens=sum(a.num_cached for a in decision.admitted),
+            prefix_queried_tokens=sum(a.num_queried for a in self._admitted),
+            prefix_hit_tokens=sum(a.num_cached for a in self._admitted),
             evicted_pages=kv.num_evicted - self._num_evicted,
             graph_bucket=result.graph_bucket,
             publish_ns=stages.elapsed(),
         )
-        self._finished, self._preempted, self._num_evicted = {}, [], kv.num_evicted
+        self._finished, self._admitted, self._preempted, self._num_evicted = {}, [], [], kv.num_evicted
         self.num_steps += 1
         return record

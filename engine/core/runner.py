@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from inferdbg.engine.core.sampling_params import SamplingParams
 
-__all__ = ["Runner", "SampleRow", "SampledTokens", "ScoreRow", "StepBatch"]
+__all__ = ["RowsFailed", "Runner", "SampleRow", "SampledTokens", "ScoreRow", "StepBatch"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -57,7 +57,7 @@ class ScoreRow:
     first_logits_row: int
     seq_id: int
     target_ids: tuple[int, ...]
-    k: int  # alternatives wanted
+    k: int  # alternatives wanted; a smaller vocabulary gives all it has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +73,16 @@ class SampledTokens:
     # one per ScoreRow: logprobs (m,), top ids (m * k,), top logprobs (m * k,)
 
 
+class RowsFailed(Exception):
+    """Some sequences of a step cannot be sampled, and the others can: raised by `sample` before it sampled any."""
+
+    def __init__(self, seq_ids: tuple[int, ...], message: str) -> None:
+        super().__init__(message)
+        self.seq_ids = seq_ids
+
+
 class Runner(Protocol):
     """Runs the model's execution and sampling for an `Engine`. Called from one thread."""
-
-    @property
-    def vocab_size(self) -> int: ...
 
     def execute(self, batch: StepBatch) -> int | None:
         """Computes the logits of `batch.logits_rows` and keeps them until `sample`.
@@ -90,5 +95,8 @@ class Runner(Protocol):
         """Samples one token for each row from the logits of the last `execute`.
 
         `top_k` alternatives are reported per token (at least what any row's request asks for).
+
+        Raises:
+            RowsFailed: the logits of some sequences are of no use; called again without them, it samples the others.
         """
         ...

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 
 from inferdbg.engine.errors import InvalidRequest
 
-__all__ = ["MAX_LOGPROBS", "MAX_N", "MAX_STOP_STRINGS", "SamplingParams"]
+__all__ = [
+    "MAX_LOGPROBS", "MAX_N", "MAX_REPETITION_PENALTY", "MAX_STOP_STRINGS", "MIN_REPETITION_PENALTY", "SamplingParams",
+]  # fmt: skip
 
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 4096
 MAX_SEED = 2**63 - 1
+# Beyond these a repeated token is as good as forced or forbidden already; far beyond, its logit overflows.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class SamplingParams:
     top_k: int = 0  # 0: off
     min_p: float = 0.0
     seed: int | None = None  # None: drawn by the front and recorded
-    repetition_penalty: float = 1.0  # over prompt and output
+    repetition_penalty: float = 1.0  # over prompt and output; 0.01 to 100
     presence_penalty: float = 0.0  # over output only
     frequency_penalty: float = 0.0  # over output only
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -61,7 +65,7 @@ class SamplingParams:
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_int("top_k", self.top_k, -1)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 1e4, open_low=True)
+        _check_float("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:

@@ -47,12 +47,14 @@ class ApiError(Exception):
         *,
         code: str,
         param: str | None = None,
+        recorded: str | None = None,
         retry_after_seconds: float | None = None,
         close: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.recorded = message if recorded is None else recorded  # what the events say
         self.code = code
         self.param = param
         self.retry_after_seconds = retry_after_seconds
@@ -90,7 +92,7 @@ def api_error_of(error: InferdbgError) -> ApiError:
         case ContextLengthExceeded():
             return ApiError(400, str(error), code="context_length_exceeded", param=error.param)
         case InvalidRequest():
-            return ApiError(400, str(error), code="invalid_request", param=error.param)
+            return ApiError(400, str(error), code="invalid_request", param=error.param, recorded=error.recorded)
         case QueueFull():
             return ApiError(429, str(error), code="queue_full", retry_after_seconds=error.retry_after_seconds)
         case EngineUnavailable():

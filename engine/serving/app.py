@@ -6,19 +6,18 @@ from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
 from inferdbg.engine.serving.api_errors import ApiError
-from inferdbg.engine.serving.auth import AuthMiddleware
+from inferdbg.engine.serving.auth import GuardedRoute, admin_guard, api_guard
 from inferdbg.engine.serving.chat import ChatEndpoint
 from inferdbg.engine.serving.completions import CompletionEndpoint
 from inferdbg.engine.serving.front import Front
 from inferdbg.engine.serving.generate import GenerationApp
-from inferdbg.engine.serving.utility_routes import MetricsRenderer, error_response, utility_routes
+from inferdbg.engine.serving.utility_routes import MetricsRenderer, api_routes, error_response, open_routes
 
 __all__ = ["build_app"]
 
@@ -29,22 +28,14 @@ def build_app(
     front: Front, *, metrics: MetricsRenderer | None = None, extra_routes: Sequence[BaseRoute] = ()
 ) -> ASGIApp:
     """The application. `extra_routes` are administrative: see `auth.py` for who may call them."""
-    generation = {endpoint.path: GenerationApp(front, endpoint) for endpoint in (ChatEndpoint(), CompletionEndpoint())}
-    routes: list[BaseRoute] = [Route(path, app, methods=["POST"]) for path, app in generation.items()]
-    routes += utility_routes(front, metrics)
-    admin_paths = frozenset(route.path for route in extra_routes if isinstance(route, Route))
-
-    def on_refused(scope: Scope, error: ApiError) -> None:
-        if (app := generation.get(scope["path"])) is not None:
-            app.note_refused(scope, error)
-
-    return Starlette(
-        routes=[*routes, *extra_routes],
-        middleware=[
-            Middleware(AuthMiddleware, config=front.config, admin_paths=admin_paths, on_refused=on_refused),
-        ],
-        exception_handlers={HTTPException: _on_http_error, Exception: _on_error},
-    )
+    api, admin = api_guard(front.config), admin_guard(front.config)
+    routes: list[BaseRoute] = list(open_routes(front, metrics))
+    for endpoint in (ChatEndpoint(), CompletionEndpoint()):
+        app = GenerationApp(front, endpoint)
+        routes.append(GuardedRoute(Route(endpoint.path, app, methods=["POST"]), api, app.note_refused))
+    routes += [GuardedRoute(route, api) for route in api_routes(front)]
+    routes += [GuardedRoute(route, admin) for route in extra_routes]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _on_http_error, Exception: _on_error})
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

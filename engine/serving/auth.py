@@ -1,6 +1,7 @@
 """Who may call what: the API's key for the API, the administrator's own for administrative routes.
 
-A browser can be made to send a request to 127.0.0.1, so the latter also check Host and Origin.
+Each route is wrapped in the rule that guards it, so what a path is spelt like cannot matter.
+A browser can be made to send a request to 127.0.0.1, so administrative routes also check Host and Origin.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import URLPath
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
 
 from inferdbg.engine.config import FrontConfig
 from inferdbg.engine.errors import UsageError
 from inferdbg.engine.serving.api_errors import ApiError, send_error
 
-__all__ = ["AuthMiddleware", "check_exposure", "is_loopback"]
+__all__ = ["GuardedRoute", "admin_guard", "api_guard", "check_exposure", "is_loopback"]
 
-OPEN_PATHS = frozenset({"/health", "/version", "/metrics"})
+Headers = dict[bytes, bytes]
+Guard = Callable[[Headers], ApiError | None]
+"""From the headers of a request to what is wrong with it."""
 
 
 def is_loopback(host: str) -> bool:
@@ -40,54 +45,63 @@ def check_exposure(config: FrontConfig) -> None:
         )
 
 
-class AuthMiddleware:
-    """Answers 401 or 403 itself; the rest it passes on."""
+class GuardedRoute(BaseRoute):
+    """A route (a mount, any of them) that answers 401 or 403 to whom `guard` refuses; `on_refused` hears of it."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        config: FrontConfig,
-        admin_paths: frozenset[str],
-        on_refused: Callable[[Scope, ApiError], None],
+        self, route: BaseRoute, guard: Guard, on_refused: Callable[[Scope, ApiError], None] | None = None
     ) -> None:
-        self._app = app
-        self._config = config
-        self._admin_paths = admin_paths
+        self._route = route
+        self._guard = guard
         self._on_refused = on_refused
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (error := self._problem(scope)) is not None:
-            self._on_refused(scope, error)
-            await send_error(send, error)
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        # what is not HTTP has no guard that could answer it
+        return self._route.matches(scope) if scope["type"] == "http" else (Match.NONE, {})
+
+    def url_path_for(self, name: str, /, **path_params: object) -> URLPath:
+        return self._route.url_path_for(name, **path_params)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (error := self._guard(dict(scope["headers"]))) is None:
+            await self._route.handle(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        if self._on_refused is not None:
+            self._on_refused(scope, error)
+        await send_error(send, error)
 
-    def _problem(self, scope: Scope) -> ApiError | None:
-        path: str = scope["path"]
-        headers = dict(scope["headers"])
-        if path in self._admin_paths:
-            return self._admin_problem(headers)
-        if path in OPEN_PATHS or self._config.api_key is None:
+
+def api_guard(config: FrontConfig) -> Guard:
+    """Asks for the API's key, if there is one."""
+
+    def check(headers: Headers) -> ApiError | None:
+        if config.api_key is None or _has_key(headers, config.api_key):
             return None
-        if not _has_key(headers, self._config.api_key):
-            return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-        return None
+        return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
-    def _admin_problem(self, headers: dict[bytes, bytes]) -> ApiError | None:
-        if self._config.admin_key is None:
+    return check
+
+
+def admin_guard(config: FrontConfig) -> Guard:
+    """Asks for the administrator's key, without which nobody comes in, and for a Host and an Origin that are ours."""
+
+    def check(headers: Headers) -> ApiError | None:
+        if config.admin_key is None:
             return ApiError(403, "administrative routes are off; --admin-key-file turns them on", code="forbidden")
-        if not _has_key(headers, self._config.admin_key):
+        if not _has_key(headers, config.admin_key):
             return ApiError(401, "the administrator's key is missing or wrong", code="invalid_api_key")
         host = headers.get(b"host", b"").decode("latin-1")
-        if is_loopback(self._config.host) and not is_loopback(_host_of("//" + host)):
+        if is_loopback(config.host) and not is_loopback(_host_of("//" + host)):
             return ApiError(403, "the Host header names another machine", code="forbidden")
         origin = headers.get(b"origin")
         if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
             return ApiError(403, "administrative routes do not answer pages of other sites", code="forbidden")
         return None
 
+    return check
 
-def _has_key(headers: dict[bytes, bytes], key: str) -> bool:
+
+def _has_key(headers: Headers, key: str) -> bool:
     scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
     # compared in constant time, whatever was given
     return hmac.compare_digest(given.strip(), key.encode()) and scheme.lower() == b"bearer"

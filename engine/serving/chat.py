@@ -9,11 +9,19 @@ import msgspec
 
 from inferdbg.engine.core.sampling_params import SamplingParams
 from inferdbg.engine.errors import InvalidRequest
+from inferdbg.engine.serving.chat_template import ChatPrompt
 from inferdbg.engine.serving.choice_state import ChoiceState, Delta
-from inferdbg.engine.serving.generation import Plan, clamp_logprob, finish_reason_of, prompt_logprobs_document
+from inferdbg.engine.serving.generation import (
+    Plan,
+    PromptLimits,
+    clamp_logprob,
+    finish_reason_of,
+    prompt_logprobs_document,
+    stop_reason_of,
+)
 from inferdbg.engine.serving.openai_protocol import ChatRequest, GenerationRequest, decode_body, sampling_of
 from inferdbg.engine.serving.request_state import RequestState
-from inferdbg.engine.serving.tokenize import ChatPrompt, Timed, TokenizedPrompt, TokenizerPool, Vocabulary
+from inferdbg.engine.serving.tokenize import Timed, TokenizedPrompt, TokenizerPool, Vocabulary
 
 __all__ = ["ChatEndpoint", "ChatFormatter", "plain_messages"]
 
@@ -42,6 +50,9 @@ class ChatEndpoint:
                 "add_generation_prompt and continue_final_message exclude each other", "continue_final_message"
             )
         return request
+
+    def check_size(self, body: GenerationRequest, limits: PromptLimits) -> None:
+        limits.check_num_sequences(1, body.n)
 
     async def tokenize(self, body: GenerationRequest, pool: TokenizerPool) -> tuple[list[TokenizedPrompt], Timed]:
         assert isinstance(body, ChatRequest)
@@ -82,18 +93,14 @@ class ChatFormatter:
         self._head = {"id": request_id, "created": created, "model": model}
         self._plan = plan
         self._vocabulary = vocabulary
-        self._sent_prompt = False
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         chunks = []
         if delta.is_first:
             role = {"index": delta.choice.choice_index, "delta": {"role": "assistant", "content": ""}}
             chunks.append(self._chunk([role | {"logprobs": None, "finish_reason": None}]))
-            if self._plan.return_token_ids and not self._sent_prompt:
-                chunks[0]["prompt_token_ids"] = self._plan.prompts[0]
-            if self._plan.sampling.prompt_logprobs is not None and not self._sent_prompt:
-                chunks[0]["prompt_logprobs"] = self._prompt_logprobs(delta.choice)
-            self._sent_prompt = True
+            if delta.choice.choice_index == 0:  # which is not always the first to speak, and alone has the scores
+                self._add_prompt(chunks[0], delta.choice)
         choice: dict[str, Any] = {
             "index": delta.choice.choice_index,
             "delta": {"content": delta.text} if delta.text or delta.finish_reason is None else {},
@@ -124,11 +131,15 @@ class ChatFormatter:
                 entry["token_ids"] = choice.output_ids
             choices.append(entry)
         document = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
-        if self._plan.return_token_ids:
-            document["prompt_token_ids"] = self._plan.prompts[0]
-        if self._plan.sampling.prompt_logprobs is not None:
-            document["prompt_logprobs"] = self._prompt_logprobs(request.choices[0])
+        self._add_prompt(document, request.choices[0])
         return document
+
+    def _add_prompt(self, document: dict[str, Any], choice: ChoiceState) -> None:
+        prompt = self._plan.prompts[0]
+        if self._plan.return_token_ids:
+            document["prompt_token_ids"] = prompt
+        if self._plan.sampling.prompt_logprobs is not None:
+            document["prompt_logprobs"] = prompt_logprobs_document(prompt, choice.prompt_scores, self._vocabulary)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
@@ -151,18 +162,6 @@ class ChatFormatter:
     def _logprob(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self._vocabulary.token_bytes(token_id)
         return {"token": raw.decode("utf-8", "replace"), "logprob": clamp_logprob(logprob), "bytes": list(raw)}
-
-    def _prompt_logprobs(self, choice: ChoiceState) -> list[dict[str, Any] | None] | None:
-        return prompt_logprobs_document(self._plan.prompts[0], choice.prompt_scores, self._vocabulary)
-
-
-def stop_reason_of(choice: ChoiceState) -> str | int | None:
-    """vLLM's `stop_reason`: the stop string, or the id of the stop token; null for EOS and length."""
-    matched = choice.stop_matched
-    if matched is None or matched in choice.sampling.stop:
-        return matched
-    token_id = int(matched)
-    return token_id if token_id in choice.sampling.stop_token_ids else None
 
 
 def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

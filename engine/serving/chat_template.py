@@ -1,15 +1,16 @@
 """Renders a model's chat template: untrusted code out of a checkpoint, in jinja2's sandbox.
 
 Follows the conventions that templates are written for (those of transformers): `raise_exception`, `strftime_now`,
-`tojson`, loop controls, the `generation` tag, special tokens as variables. Knows nothing of token ids.
+`tojson`, loop controls, the `generation` tag, special tokens as variables. The sandbox keeps a template from reaching
+anything; it bounds neither memory nor time, so `template_process.py` runs this in a process of its own.
+Knows nothing of token ids.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,42 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.runtime
-from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from inferdbg.engine.errors import InferdbgError, InvalidRequest, ModelError
+from inferdbg.engine.errors import InvalidRequest, ModelError
 
-__all__ = ["ChatTemplate", "Interruptible", "TemplateTimeout", "read_chat_template"]
+__all__ = ["ChatPrompt", "ChatTemplate", "TemplateRefused", "TemplateSource", "read_chat_template"]
 
-MAX_REPEAT = 1_000_000
+MAX_TEXT_CHARS = 16 << 20  # more than any context holds
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
-class TemplateTimeout(InferdbgError):
-    """A template took longer than it may."""
+class TemplateRefused(InvalidRequest):
+    """The template would not render a request. Its own words may quote the prompt: they are for the client alone."""
+
+    def __init__(self, message: str, param: str | None = "messages") -> None:
+        super().__init__(message, param, recorded="the chat template does not render this request")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """What a chat request gives the template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    arguments: Mapping[str, Any] | None = None
+    add_special_tokens: bool = False  # to the rendered text; templates write them themselves
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A template as the checkpoint has it, neither checked nor compiled: compiling runs parts of it."""
+
+    source: str
+    special_tokens: Mapping[str, str]
 
 
 class ChatTemplate:
@@ -43,94 +65,69 @@ class ChatTemplate:
         ModelError: the template is not valid jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: TemplateSource) -> None:
         environment = _Environment()
         try:
-            self._template = environment.from_string(source)
-            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        except jinja2.TemplateError as error:
+            self._template = environment.from_string(source.source)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source.source))
+        except Exception as error:  # the compiler evaluates constant expressions, which may raise anything
             raise ModelError(f"the model's chat template is not valid: {error}") from error
-        self.source = source
-        self.takes_tools = "tools" in names
-        self._special_tokens = dict(special_tokens)
+        self._takes_tools = "tools" in names
+        self._special_tokens = dict(source.special_tokens)
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text. With `continue_final_message` it ends with the last message's own text, unaltered.
 
         Raises:
-            InvalidRequest: the template refuses these messages, or the last message cannot be continued.
+            TemplateRefused: the template refuses these messages, or writes too much.
+            InvalidRequest: it takes no tools, or the last message cannot be continued.
         """
-        shown = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        if continue_final_message:
+        if prompt.tools and not self._takes_tools:
+            raise InvalidRequest("this model's chat template takes no tools", "tools")
+        shown = [{key: value for key, value in message.items() if value is not None} for message in prompt.messages]
+        if prompt.continue_final_message:
             shown[-1]["content"] = _final_text(shown[-1]) + _CONTINUE_MARK
-        variables = {**self._special_tokens, **(arguments or {})}
         try:
             text = self._template.render(
                 {
-                    **variables,
+                    **self._special_tokens,
+                    **(prompt.arguments or {}),
                     "messages": shown,
-                    "tools": list(tools) if tools else None,
+                    "tools": list(prompt.tools) if prompt.tools else None,
                     "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
+                    "add_generation_prompt": prompt.add_generation_prompt,
                 }
             )
         except jinja2.TemplateError as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
-        except TemplateTimeout:
-            raise
+            raise TemplateRefused(f"the chat template refuses these messages: {error}") from error
         except Exception as error:  # untrusted code may raise anything; its text may quote the prompt
-            raise InvalidRequest(
-                f"the chat template cannot render these messages ({type(error).__name__})", "messages"
-            ) from error
-        return _cut_at_mark(text) if continue_final_message else text
+            raise TemplateRefused(f"the chat template cannot render these messages ({type(error).__name__})") from error
+        if len(text) > MAX_TEXT_CHARS:
+            raise TemplateRefused(f"the chat template writes {len(text)} characters; the limit is {MAX_TEXT_CHARS}")
+        return _cut_at_mark(text) if prompt.continue_final_message else text
 
 
-class Interruptible:
-    """Runs a function in this thread so that another thread can end it with `TemplateTimeout`.
+def read_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> TemplateSource | None:
+    """The template of a checkpoint: chat_template.jinja, else that of tokenizer_config.json; None: there is none.
 
-    Works between two bytecodes, which is where a template's loops are; the sandbox bounds single operations.
+    Raises:
+        ModelError: the file cannot be read as UTF-8.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread_id: int | None = None
-
-    def __enter__(self) -> Interruptible:
-        with self._lock:
-            self._thread_id = threading.get_ident()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        with self._lock:
-            self._thread_id = None
-
-    def interrupt(self) -> None:
-        """Ends the block from another thread, if it is still running."""
-        with self._lock:
-            if self._thread_id is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._thread_id), ctypes.py_object(TemplateTimeout)
-                )
-
-
-def read_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
-    """The template of a checkpoint: chat_template.jinja, else that of tokenizer_config.json; None: there is none."""
     file = model_dir / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else tokenizer_config.get("chat_template")
+    source = _read_text(file) if file.is_file() else tokenizer_config.get("chat_template")
     if isinstance(source, list):  # several by name
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source = named.get("default")
     if not isinstance(source, str):
         return None
-    return ChatTemplate(source, _special_tokens(tokenizer_config))
+    return TemplateSource(source, _special_tokens(tokenizer_config))
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
@@ -173,23 +170,13 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with the functions templates expect and a bound on what one operation can allocate."""
-
-    intercepted_binops = frozenset({"*", "**"})
+    """The sandbox, with the functions that templates expect."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
         self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            raise SecurityError("a chat template may not use powers")
-        for value, times in ((left, right), (right, left)):
-            if isinstance(value, str | list | tuple) and isinstance(times, int) and len(value) * times > MAX_REPEAT:
-                raise SecurityError(f"a chat template may not repeat a value to more than {MAX_REPEAT} items")
-        return super().call_binop(context, operator, left, right)
 
 
 def _tojson(

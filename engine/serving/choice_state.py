@@ -58,7 +58,7 @@ class ChoiceState:
         self.token_steps: list[int] = []
         self.text_starts: list[int] = []  # characters of text decoded before each token
         self.finish_reason: FinishReason | None = None
-        self.stop_matched: str | None = None
+        self.stop_matched: str | int | None = None  # the stop string, or the id of a stop token or EOS
         self.cached_tokens: int | None = None
         self.num_preemptions = 0
         self.requeue_ns = 0
@@ -145,7 +145,7 @@ class ChoiceState:
         self.credit_left -= 1
         is_stop_token = finish is FinishReason.STOP
         if is_stop_token:
-            self.stop_matched = str(token_id)
+            self.stop_matched = token_id
         if not is_stop_token or self.sampling.include_stop_str_in_output:
             self._show(self._detokenizer.push(token_id))
         if finish is not None and not self.is_done:
@@ -180,10 +180,12 @@ class ChoiceState:
 
     def to_record(self, request: Boundaries) -> ChoiceRecord:
         """The row of the token log; `request` says when it was received, parsed and tokenized."""
+        assert self.sampling.seed is not None, "the front resolves seeds"
         return ChoiceRecord(
             prompt_index=self.prompt_index,
             choice_index=self.choice_index,
             seq_id=self.seq_id,
+            seed=self.sampling.seed,
             output_ids=tuple(self.output_ids),
             output_logprobs=tuple(self.logprobs),
             top_k=self.top_k if self.output_ids else 0,
@@ -192,7 +194,7 @@ class ChoiceState:
             token_times_ns=tuple(self.token_times_ns),
             token_steps=tuple(self.token_steps),
             finish_reason=self.finish_reason,
-            stop_matched=self.stop_matched,
+            stop_matched=None if self.stop_matched is None else str(self.stop_matched),
             cached_tokens=self.cached_tokens,
             num_preemptions=self.num_preemptions,
             requeue_ns=self.requeue_ns,

@@ -6,9 +6,15 @@ from typing import Any
 
 from inferdbg.engine.core.sampling_params import SamplingParams
 from inferdbg.engine.errors import InvalidRequest
-from inferdbg.engine.serving.chat import stop_reason_of
 from inferdbg.engine.serving.choice_state import ChoiceState, Delta
-from inferdbg.engine.serving.generation import Plan, clamp_logprob, finish_reason_of, prompt_logprobs_document
+from inferdbg.engine.serving.generation import (
+    Plan,
+    PromptLimits,
+    clamp_logprob,
+    finish_reason_of,
+    prompt_logprobs_document,
+    stop_reason_of,
+)
 from inferdbg.engine.serving.openai_protocol import CompletionRequest, GenerationRequest, decode_body, sampling_of
 from inferdbg.engine.serving.request_state import RequestState
 from inferdbg.engine.serving.tokenize import Timed, TokenizedPrompt, TokenizerPool, Vocabulary
@@ -29,6 +35,20 @@ class CompletionEndpoint:
         if request.suffix:
             raise InvalidRequest("suffix is not supported", "suffix")
         return request
+
+    def check_size(self, body: GenerationRequest, limits: PromptLimits) -> None:
+        assert isinstance(body, CompletionRequest)
+        prompt = body.prompt
+        if not isinstance(prompt, list) or not prompt:
+            limits.check_num_sequences(1, body.n)
+        elif isinstance(prompt[0], int):  # one prompt of ids, unless it is mixed
+            limits.check_length(len(prompt))
+            limits.check_num_sequences(1, body.n)
+        else:
+            limits.check_num_sequences(len(prompt), body.n)
+            for entry in prompt:
+                if isinstance(entry, list):
+                    limits.check_length(len(entry))
 
     async def tokenize(self, body: GenerationRequest, pool: TokenizerPool) -> tuple[list[TokenizedPrompt], Timed]:
         assert isinstance(body, CompletionRequest)

@@ -1,8 +1,8 @@
 """The HTTP connection under an ASGI request: when its first byte came, how it is read, how it is cut.
 
-uvicorn's protocol with three additions: the time of a message's first byte is taken when the event loop hands the
-data over (before parsing; the loop's own lag is measured elsewhere), headers have a size limit, and a malformed
-message is answered in the shape of the API. Knows nothing of routes.
+uvicorn's protocol with additions: the time of a message's first byte is taken when the event loop hands the data
+over (before parsing; the loop's own lag is measured elsewhere), headers have a limit in size and in time, and a
+malformed message is answered in the shape of the API. Knows nothing of routes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["CONNECTION_KEY", "Connection", "ServingProtocol", "connection_of", "
 
 CONNECTION_KEY = "inferdbg.connection"
 MAX_HEADER_BYTES = 64 << 10
+HEADER_SECONDS = 30.0  # for a connection's first headers, or from a later message's first byte to its last header
 DISCARD_FACTOR = 8  # a body up to so many times the limit is read to its end, so that the client sees the answer
 
 
@@ -50,6 +51,15 @@ class ServingProtocol(HttpToolsProtocol):
     _data_ns = 0
     _in_headers = False
     _header_bytes = 0
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._data_ns = time.monotonic_ns()
@@ -62,17 +72,42 @@ class ServingProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers, self._header_bytes = True, 0
+        if self._header_timer is None:
+            self._await_headers()
         scope: Any = self.scope
         scope[CONNECTION_KEY] = Connection(self._data_ns, self.transport)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._stop_timer()
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        body = msgspec.json.encode(ApiError(400, msg, code="malformed_http").document())
+        self._refuse("400 Bad Request", ApiError(400, msg, code="malformed_http"))
+
+    def _await_headers(self) -> None:
+        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_late_headers)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _on_late_headers(self) -> None:
+        self._header_timer = None
+        if not self._in_headers:  # a connection that was opened and never used
+            self.transport.close()
+            return
+        if self.cycle is not None and not self.cycle.response_complete:  # an earlier answer is still on its way
+            self._await_headers()
+            return
+        message = f"the headers did not arrive within {HEADER_SECONDS:g} s"
+        self._refuse("408 Request Timeout", ApiError(408, message, code="request_timeout"))
+
+    def _refuse(self, status_line: str, error: ApiError) -> None:
+        body = msgspec.json.encode(error.document())
         head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status_line}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode("ascii") + body)
@@ -119,7 +154,7 @@ async def _read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
 
 
 class ClientDisconnected(Exception):
-    """The client left before its request was read."""
+    """The client left: before its request was read, or while it was being answered."""
 
 
 def _content_length(scope: Scope) -> int | None:

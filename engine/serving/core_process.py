@@ -1,7 +1,7 @@
 """The engine core's own process: reads what the front asks, steps the engine, states what happened.
 
-Started by `core_client.py` with one end of a socket pair as its only argument. Nothing here waits for the front
-while there is work: a send never blocks, and a sequence out of credit is skipped by the scheduler.
+Started by `core_client.py` with one end of a socket pair and its parent's process id. Nothing here waits for the
+front while there is work: a send never blocks, and a sequence out of credit is skipped by the scheduler.
 Knows nothing of HTTP, text or telemetry; torch is imported by the engine factory alone.
 """
 
@@ -130,10 +130,11 @@ class CoreLoop:
 
     def _beat(self, engine: SteppingEngine) -> None:
         now = time.monotonic()
-        # a front that does not read gets no more heartbeats to queue
-        if now < self._next_heartbeat or self._channel.has_unsent:
+        if now < self._next_heartbeat:
             return
-        self._next_heartbeat = now + self._heartbeat_seconds
+        self._next_heartbeat = now + self._heartbeat_seconds  # whatever happens: the loop waits until then
+        if self._channel.has_unsent:  # a front that does not read gets no more heartbeats to queue
+            return
         self._check_if_idle(engine)
         self._channel.send(Heartbeat(time.monotonic_ns(), self._last_step, engine.num_running, engine.num_waiting))
 

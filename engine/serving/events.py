@@ -1,12 +1,12 @@
 """What the front states about requests, and the one `Observer` that hears all events. Torch-free.
 
-Every accepted request makes one `Arrived` and exactly one `Closed`; a refused one makes one `Rejected`.
+Every accepted request makes one `Arrived` and exactly one `Closed`; one that never was makes one `Rejected`.
 All times are integer ns of CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -15,7 +15,7 @@ from inferdbg.engine.core.sampling_params import SamplingParams
 
 __all__ = [
     "Arrived", "Boundaries", "BusyTimes", "ChoiceRecord", "Closed", "CoreStarted", "EndKind", "EngineLost", "Event",
-    "Observer", "Rejected", "Stage", "TraceContext", "stages_of",
+    "Observer", "Rejected", "Stage", "TraceContext", "cached_prompt_tokens", "stages_of",
 ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ class Arrived:
     endpoint: str  # /v1/chat/completions, /v1/completions
     model: str
     prompts: tuple[tuple[int, ...], ...]  # token ids of each prompt
-    sampling: SamplingParams  # seed resolved
+    sampling: SamplingParams  # seed resolved; a `ChoiceRecord` has the one of its own prompt
     stream: bool
     trace: TraceContext
     seq_ids: tuple[int, ...] = ()  # of its sequences, prompt by prompt and choice by choice: len(prompts) * n
@@ -65,7 +65,11 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A request that was never accepted: malformed, too long, queue full, engine down."""
+    """A request that was never accepted, whoever's fault that was.
+
+    `end` is rejected (malformed, too long, queue full, engine down), aborted (its client left before it was accepted)
+    or failed (a fault of ours).
+    """
 
     request_id: str
     client_request_id: str | None
@@ -76,6 +80,13 @@ class Rejected:
     reason: str  # a short stable code: invalid_request, context_length, queue_full, unavailable, too_large, …
     message: str
     trace: TraceContext
+    end: EndKind = EndKind.REJECTED
+    boundaries: Boundaries | None = None  # as far as it came; None: its body was not read
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that were entered, from `time_ns` to `closed_ns`."""
+        return stages_of(self.boundaries or Boundaries(received_ns=self.time_ns), self.closed_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +143,14 @@ def stages_of(boundaries: Boundaries, closed_ns: int) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
+def cached_prompt_tokens(choices: Iterable[tuple[int, int | None]]) -> int:
+    """Prompt tokens found in the prefix cache, of (choice_index, cached_tokens): each prompt counts once.
+
+    The further choices of a prompt find what its first one has just computed: that is sharing, not a hit.
+    """
+    return sum(cached or 0 for choice_index, cached in choices if choice_index == 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyTimes:
     """Work done for a request that overlaps its stages, in ns."""
@@ -149,6 +168,7 @@ class ChoiceRecord:
     prompt_index: int
     choice_index: int
     seq_id: int
+    seed: int  # what its noise was keyed by: the request's, or one derived for its prompt
     output_ids: tuple[int, ...]  # what was sampled, EOS and stop tokens included
     output_logprobs: tuple[float, ...]
     top_k: int

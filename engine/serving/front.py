@@ -6,28 +6,32 @@ Knows the rules of admission; nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from inferdbg.engine.config import FrontConfig
-from inferdbg.engine.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest, QueueFull
+from inferdbg.engine.core.admission import check_request
+from inferdbg.engine.errors import EngineUnavailable, QueueFull
 from inferdbg.engine.serving.api_errors import ApiError
 from inferdbg.engine.serving.events import EndKind, Event, Observer
-from inferdbg.engine.serving.generation import Plan
+from inferdbg.engine.serving.generation import Plan, PromptLimits
 from inferdbg.engine.serving.request_state import Failure, RequestState
 from inferdbg.engine.serving.supervisor import CoreSupervisor
 from inferdbg.engine.serving.tokenize import TokenizerPool
 
-__all__ = ["Front", "GuardedObserver", "Health", "LoopLag"]
+__all__ = ["Front", "GuardedObserver", "LoopLag"]
+
+_log = logging.getLogger(__name__)
 
 LAG_INTERVAL_SECONDS = 0.05
+DRAINING = "the server is shutting down"
 _MEAN_WEIGHT = 0.1
 
 
 class GuardedObserver:
-    """Passes events on; an observer that throws is counted and never harms a request."""
+    """Passes events on; an observer that throws is counted, logged the first time, and never harms a request."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -38,6 +42,8 @@ class GuardedObserver:
         try:
             self._observer(event)
         except Exception as error:
+            if self.num_errors == 0:
+                _log.exception("the observer failed on %s; further failures are only counted", type(event).__name__)
             self.num_errors += 1
             self.last_error = f"{type(error).__name__} on {type(event).__name__}: {error}"
 
@@ -48,14 +54,6 @@ class LoopLag:
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock = clock
         self.last_ns = 0
-        self.max_ns = 0  # since the last `take_max_ns`
-        self.total_ns = 0
-        self.num_samples = 0
-
-    def take_max_ns(self) -> int:
-        """The worst lag since the last call."""
-        worst, self.max_ns = self.max_ns, 0
-        return worst
 
     async def run(self) -> None:
         """Measures until cancelled."""
@@ -63,20 +61,6 @@ class LoopLag:
             due = self._clock() + int(LAG_INTERVAL_SECONDS * 1e9)
             await asyncio.sleep(LAG_INTERVAL_SECONDS)
             self.last_ns = max(0, self._clock() - due)
-            self.max_ns = max(self.max_ns, self.last_ns)
-            self.total_ns += self.last_ns
-            self.num_samples += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """`problem` is None when requests can be served."""
-
-    problem: str | None
-
-    @property
-    def is_ok(self) -> bool:
-        return self.problem is None
 
 
 class Front:
@@ -94,50 +78,61 @@ class Front:
         self._requests: set[RequestState] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._mean_seconds = 1.0  # of a request, first byte to end; what a refused client is told to wait
+        self._num_held = 0
+        self._mean_seconds = 1.0  # of a finished request, first byte to end; a refused client is told to wait so long
 
     @property
     def num_requests(self) -> int:
-        """Requests whose end has not been stated."""
+        """Generation requests whose end has not been stated."""
         return len(self._requests)
 
     @property
-    def health(self) -> Health:
-        return Health("the server is shutting down" if self.is_draining else self.supervisor.problem)
+    def problem(self) -> str | None:
+        """Why requests cannot be served; None: they can."""
+        return DRAINING if self.is_draining else self.supervisor.problem
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output that one sequence can have: the model's context, or all the pages."""
-        ready = self.supervisor.ready
-        return min(ready.max_model_len, ready.num_pages * ready.page_size)
+        """Tokens of prompt and output that one sequence can have."""
+        return self.supervisor.ready.max_model_len
 
     @contextmanager
     def track(self, request: RequestState) -> Iterator[None]:
         """Counts a request as held for as long as the block lasts."""
         self._requests.add(request)
-        self._idle.clear()
         try:
-            yield
+            with self._holding():
+                yield
         finally:
             self._requests.discard(request)
-            seconds = (time.monotonic_ns() - request.head.received_ns) / 1e9
-            self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
-            if not self._requests:
-                self._idle.set()
+            if request.end is EndKind.FINISHED:  # a refusal takes no time, and says nothing of the queue's
+                seconds = (time.monotonic_ns() - request.head.received_ns) / 1e9
+                self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
 
-    def check_admission(self, request: RequestState) -> None:
-        """Raises before a body is read: draining, core down, or too many requests held."""
+    @contextmanager
+    def admit_utility(self) -> Iterator[None]:
+        """Holds a request that needs a tokenizer and not the core, for as long as the block lasts.
+
+        Raises:
+            EngineUnavailable: the server drains.
+            QueueFull: too many requests are held.
+        """
+        if self.is_draining:
+            raise EngineUnavailable(DRAINING)
+        with self._holding():
+            self._check_queue()
+            yield
+
+    def check_admission(self) -> None:
+        """Asked by a tracked request before its body is read. Raises if the server drains, the core is down, or too
+        many requests are held.
+        """
         self.check_core()
-        if len(self._requests) > self.config.max_queued_requests:
-            raise QueueFull(
-                f"{len(self._requests) - 1} requests are held and the limit is {self.config.max_queued_requests}; "
-                "try again later",
-                retry_after_seconds=min(60.0, max(1.0, self._mean_seconds)),
-            )
+        self._check_queue()
 
     def check_core(self) -> None:
         """Raises `EngineUnavailable` unless the core takes requests."""
-        if (problem := self.health.problem) is not None:
+        if (problem := self.problem) is not None:
             raise EngineUnavailable(problem)
 
     def check_model(self, name: str | None) -> None:
@@ -154,33 +149,20 @@ class Front:
         """Tokens of output that the longest prompt leaves room for; may be negative."""
         return self.max_model_len - max((len(ids) for ids in prompts), default=0)
 
+    @property
+    def prompt_limits(self) -> PromptLimits:
+        return PromptLimits(self.config.max_batch_prompts, self.max_model_len)
+
     def check_plan(self, plan: Plan) -> None:
-        """Checks what only the model can tell: ids against the vocabulary, lengths against the context.
+        """Asks of every prompt what the core will ask.
 
         Raises:
-            InvalidRequest: an id is out of range, a prompt empty, or there are too many sequences.
+            InvalidRequest: an id is out of range, or a prompt empty.
             ContextLengthExceeded: prompt and max_tokens do not fit.
         """
-        sampling = plan.sampling
-        num_sequences = len(plan.prompts) * sampling.n
-        if num_sequences > self.config.max_batch_prompts:
-            raise InvalidRequest(
-                f"{len(plan.prompts)} prompts with n={sampling.n} are {num_sequences} sequences; "
-                f"the limit is {self.config.max_batch_prompts}",
-                "prompt" if len(plan.prompts) > 1 else "n",
-            )
-        vocab_size = self.supervisor.ready.vocab_size
-        for name, ids in (
-            ("stop_token_ids", sampling.stop_token_ids),
-            ("logit_bias", sampling.logit_bias),
-            ("forced_token_ids", sampling.forced_token_ids or ()),
-        ):
-            _check_ids(name, ids, vocab_size)
+        ready = self.supervisor.ready
         for prompt in plan.prompts:
-            if not prompt:
-                raise InvalidRequest("the prompt is empty: it has no tokens", "prompt")
-            _check_ids("prompt", prompt, vocab_size)
-            self._check_length(len(prompt), sampling.max_tokens)
+            check_request(prompt, plan.sampling, vocab_size=ready.vocab_size, max_model_len=ready.max_model_len)
 
     async def drain(self, seconds: float) -> None:
         """Takes no more requests, waits for those that are held, and aborts what is left after `seconds`."""
@@ -204,20 +186,22 @@ class Front:
             return False
         return True
 
-    def _check_length(self, num_prompt: int, max_tokens: int) -> None:
-        limit = self.max_model_len
-        if num_prompt >= limit:
-            raise ContextLengthExceeded(
-                f"the prompt has {num_prompt} tokens, and the context of {limit} must hold at least one more", "prompt"
-            )
-        if num_prompt + max_tokens > limit:
-            raise ContextLengthExceeded(
-                f"the prompt's {num_prompt} tokens and max_tokens={max_tokens} exceed the context of {limit} tokens",
-                "max_tokens",
-            )
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        self._num_held += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_held -= 1
+            if self._num_held == 0:
+                self._idle.set()
 
-
-def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    for token_id in ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(f"{name} holds the id {token_id}; ids of this model are 0 to {vocab_size - 1}", name)
+    def _check_queue(self) -> None:
+        """Whoever asks is held already."""
+        limit = self.config.max_queued_requests
+        if self._num_held > limit:
+            raise QueueFull(
+                f"{self._num_held - 1} requests are held and the limit is {limit}; try again later",
+                retry_after_seconds=min(60.0, max(1.0, self._mean_seconds)),
+            )

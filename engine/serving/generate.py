@@ -47,7 +47,7 @@ class GenerationApp:
     def note_refused(self, scope: Scope, error: ApiError) -> None:
         """States the end of a request that never got here: the caller had no right to it."""
         request, _ = self._begin(scope)
-        request.reject(status=error.status, reason=error.reason, message=error.message, now_ns=time.monotonic_ns())
+        request.reject(status=error.status, reason=error.reason, message=error.recorded, now_ns=time.monotonic_ns())
 
     def _begin(self, scope: Scope) -> tuple[RequestState, Connection]:
         connection = connection_of(scope)
@@ -71,7 +71,7 @@ class _Exchange:
         request = self.request
         watch: asyncio.Task[None] | None = None
         try:
-            self.front.check_admission(request)
+            self.front.check_admission()
             body = await self._read()
             watch = asyncio.create_task(self._watch_disconnect())
             plan, formatter = await self._prepare(body)
@@ -81,16 +81,17 @@ class _Exchange:
             else:
                 await self._respond(plan, formatter)
         except ClientDisconnected:
-            self._end_disconnected("the client left before its answer was complete")
+            self._abort(CLIENT_CLOSED, "client_closed", "the client left before its answer was complete")
         except SlowClient:
-            self._end_disconnected(f"the client took no bytes for {self.front.config.slow_client_seconds:g} s")
+            patience = self.front.config.slow_client_seconds
+            self._abort(CLIENT_CLOSED, "slow_client", f"the client took no bytes for {patience:g} s")
             self.connection.cut()
         except ApiError as error:
             await self._refuse(error)
         except InferdbgError as error:
             await self._refuse(api_error_of(error))
         except asyncio.CancelledError:
-            self._end_disconnected("the server was stopped")
+            self._abort(503, "shutdown", "the server was stopped")
             raise
         except Exception as error:
             # a fault of ours: the request ends, the error goes on to the server's log
@@ -114,6 +115,7 @@ class _Exchange:
         """Tokenizes and validates; nothing is queued yet. Gives up as soon as the client leaves."""
         front, request = self.front, self.request
         # a request that cannot be valid is refused before it costs a tokenizer's time
+        self.endpoint.check_size(body, front.prompt_limits)
         self.endpoint.sampling(body, context_left=front.max_model_len)
         tokenizing = asyncio.ensure_future(self.endpoint.tokenize(body, front.pool))
         leaving = asyncio.ensure_future(request.wake.wait())
@@ -127,16 +129,18 @@ class _Exchange:
             leaving.cancel()
         request.mark_tokenized(timed, time.monotonic_ns())
         sampling = self.endpoint.sampling(body, context_left=front.context_left([prompt.ids for prompt in prompts]))
-        texts = [prompt.text for prompt in prompts if prompt.text is not None]
+        keep_text = front.config.keep_text
+        texts = [prompt.text for prompt in prompts if prompt.text is not None] if keep_text else []
         stream = bool(body.stream)
         plan = Plan(
             prompts=tuple(prompt.ids for prompt in prompts),
             sampling=sampling,
+            is_seeded=body.seed is not None,
             stream=stream,
             include_usage=stream and body.stream_options is not None and bool(body.stream_options.include_usage),
             return_token_ids=bool(body.return_token_ids),
             cache_salt=body.cache_salt,
-            messages_json=self.endpoint.content_json(body),
+            messages_json=self.endpoint.content_json(body) if keep_text else None,
             prompt_text="\n".join(texts) if texts else None,
         )
         front.check_plan(plan)
@@ -217,24 +221,29 @@ class _Exchange:
 
     async def _refuse(self, error: ApiError) -> None:
         """Answers with an error, or ends the stream with one; then ends the request."""
-        request = self.request
         try:
             await self.responder.send_error(error)
         except (ClientDisconnected, SlowClient):
             self.connection.cut()  # nobody to tell; the request still ends for its own reason
         finally:
-            end = request.failure.end if request.failure is not None else EndKind.FAILED
-            self._end(end, error.status, error.reason, error.message)
+            self._end(self._end_of(error), error.status, error.reason, error.recorded)
 
-    def _end_disconnected(self, message: str) -> None:
+    def _end_of(self, error: ApiError) -> EndKind:
+        """How a request ends that is answered with an error."""
+        if (failure := self.request.failure) is not None:
+            return failure.end
+        is_ours = error.status == 500 or self.request.is_accepted
+        return EndKind.FAILED if is_ours else EndKind.REJECTED
+
+    def _abort(self, status: int, reason: str, message: str) -> None:
         # the core frees the pages in its next step
         self.front.supervisor.dispatcher.abort(self.request)
-        self._end(EndKind.ABORTED, CLIENT_CLOSED, "client_closed", message)
+        self._end(EndKind.ABORTED, status, reason, message)
 
     def _end(self, end: EndKind, status: int, reason: str, message: str) -> None:
-        """Ends the request as rejected if it was never accepted; `status` stands where none was sent."""
+        """Ends the request, accepted or not; `status` stands where none was sent."""
         now, sent = time.monotonic_ns(), self.responder.status
-        if not self.request.reject(status=status, reason=reason, message=message, now_ns=now):
+        if not self.request.reject(status=status, reason=reason, message=message, now_ns=now, end=end):
             self.request.close(end, status=status if sent is None else sent, now_ns=now, reason=reason, error=message)
 
     async def _watch_disconnect(self) -> None:

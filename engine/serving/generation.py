@@ -9,15 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from inferdbg.engine.core.admission import check_prompt_length
 from inferdbg.engine.core.events import FinishReason, PromptScores
 from inferdbg.engine.core.sampling_params import SamplingParams
+from inferdbg.engine.errors import InvalidRequest
 from inferdbg.engine.serving.choice_state import ChoiceState, Delta
+from inferdbg.engine.serving.events import cached_prompt_tokens
 from inferdbg.engine.serving.openai_protocol import GenerationRequest
 from inferdbg.engine.serving.request_state import RequestState
 from inferdbg.engine.serving.tokenize import Timed, TokenizedPrompt, TokenizerPool, Vocabulary
 
 __all__ = [
-    "Endpoint", "Formatter", "Plan", "clamp_logprob", "finish_reason_of", "prompt_logprobs_document", "usage_document",
+    "Endpoint", "Formatter", "Plan", "PromptLimits", "clamp_logprob", "finish_reason_of", "prompt_logprobs_document",
+    "stop_reason_of", "usage_document",
 ]  # fmt: skip
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
@@ -28,7 +32,8 @@ class Plan:
     """A request whose prompts are tokenized and whose parameters are valid."""
 
     prompts: tuple[tuple[int, ...], ...]
-    sampling: SamplingParams
+    sampling: SamplingParams  # seed resolved
+    is_seeded: bool  # the client gave the seed
     stream: bool
     include_usage: bool
     return_token_ids: bool
@@ -40,6 +45,27 @@ class Plan:
     def wants_tokens(self) -> bool:
         """Whether ids or logprobs are returned, so that a chunk may be due without text."""
         return self.return_token_ids or self.sampling.logprobs is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """What can be told of prompts by counting, before they are tokenized or their ids looked at."""
+
+    max_sequences: int  # of one request: prompts times n
+    max_model_len: int  # tokens of prompt and output
+
+    def check_num_sequences(self, num_prompts: int, n: int | None) -> None:
+        """Raises `InvalidRequest` for too many."""
+        n = 1 if n is None else n
+        if num_prompts * n > self.max_sequences:
+            raise InvalidRequest(
+                f"{num_prompts} prompts with n={n} are {num_prompts * n} sequences; the limit is {self.max_sequences}",
+                "prompt" if num_prompts > 1 else "n",
+            )
+
+    def check_length(self, num_prompt: int) -> None:
+        """Raises `ContextLengthExceeded` for a prompt that leaves no room for output."""
+        check_prompt_length(num_prompt, self.max_model_len)
 
 
 class Formatter(Protocol):
@@ -62,6 +88,10 @@ class Endpoint(Protocol):
 
     def decode(self, body: bytes) -> GenerationRequest:
         """Parses the body; raises `InvalidRequest`."""
+        ...
+
+    def check_size(self, body: GenerationRequest, limits: PromptLimits) -> None:
+        """Refuses too many prompts, and too long ones of ids, without walking through any."""
         ...
 
     async def tokenize(self, body: GenerationRequest, pool: TokenizerPool) -> tuple[list[TokenizedPrompt], Timed]: ...
@@ -88,11 +118,19 @@ def finish_reason_of(reason: FinishReason | None) -> str | None:
             return "error"
 
 
+def stop_reason_of(choice: ChoiceState) -> str | int | None:
+    """vLLM's `stop_reason`: the stop string, or the id of the stop token; null for EOS and length."""
+    matched = choice.stop_matched
+    if isinstance(matched, int) and matched not in choice.sampling.stop_token_ids:
+        return None
+    return matched
+
+
 def usage_document(prompts: Sequence[Sequence[int]], choices: Sequence[ChoiceState]) -> dict[str, Any]:
     """Token counts of ids as logged: prompts once each however many choices, outputs with EOS and stop tokens."""
     prompt_tokens = sum(len(ids) for ids in prompts)
     completion_tokens = sum(choice.num_output for choice in choices)
-    cached = sum(choice.cached_tokens or 0 for choice in choices if choice.choice_index == 0)
+    cached = cached_prompt_tokens((choice.choice_index, choice.cached_tokens) for choice in choices)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -21,7 +21,7 @@ KEEP_ALIVE_SECONDS = 75
 
 @contextlib.contextmanager
 def bind(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket's address, taken before the model is loaded.
+    """A bound socket, not listening yet: the address is taken before the model is loaded.
 
     Raises:
         EnvironmentLacks: the address is in use, not ours, or not allowed.

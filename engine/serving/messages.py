@@ -29,7 +29,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Credit(msgspec.Struct, tag=True, frozen=True):
-    """The client took `tokens` tokens of a sequence, or will not be waited for (a large number)."""
+    """The client took `tokens` more tokens of a sequence: the core may send as many again."""
 
     seq_id: int
     tokens: int

@@ -1,6 +1,6 @@
 """One HTTP request from its first byte to its end: the state machine that answers the client and makes the record.
 
-    open ──reject──> rejected                     one `Rejected`
+    open ──reject──> rejected                     one `Rejected` (or aborted, or failed: its `end` says)
     open ──accept──> accepted ──close──> closed   one `Arrived`, one `Closed`
 
 Whatever crosses (an abort while tokenizing, an abort and a finish, a core that dies while a stop string is being
@@ -72,6 +72,7 @@ class RequestState:
         self.failure: Failure | None = None
         self.is_disconnected = False
         self.is_streaming = False
+        self.end: EndKind | None = None  # None: it has not ended
         self.parsed_ns: int | None = None
         self.tokenized_ns: int | None = None
         self.sent_ns: int | None = None
@@ -107,11 +108,11 @@ class RequestState:
         self._tokenize = timed
         self.tokenized_ns = now_ns
 
-    def reject(self, *, status: int, reason: str, message: str, now_ns: int) -> bool:
+    def reject(self, *, status: int, reason: str, message: str, now_ns: int, end: EndKind = EndKind.REJECTED) -> bool:
         """Ends a request that was never accepted; false if it has ended or was accepted."""
         if self._phase is not _Phase.OPEN:
             return False
-        self._phase = _Phase.REJECTED
+        self._phase, self.end = _Phase.REJECTED, end
         self._observer(
             Rejected(
                 request_id=self.head.request_id,
@@ -123,6 +124,10 @@ class RequestState:
                 reason=reason,
                 message=message,
                 trace=self.head.trace,
+                end=end,
+                boundaries=Boundaries(
+                    received_ns=self.head.received_ns, parsed_ns=self.parsed_ns, tokenized_ns=self.tokenized_ns
+                ),
             )
         )
         return True
@@ -186,7 +191,7 @@ class RequestState:
         """Ends an accepted request: states `Closed`. False if it has ended before."""
         if self._phase is not _Phase.ACCEPTED:
             return False
-        self._phase = _Phase.CLOSED
+        self._phase, self.end = _Phase.CLOSED, end
         boundaries = self._boundaries()
         self._observer(
             Closed(

@@ -93,6 +93,7 @@ class Server:
             )
             pool = TokenizerPool(vocabulary, config.tokenizer_threads)
             try:
+                await pool.start()
                 starting = asyncio.ensure_future(supervisor.start())
                 if await _first_of(starting, self._stop.wait()):
                     await self._serve(Front(config, supervisor, pool, self._observer), starting.result(), sock)

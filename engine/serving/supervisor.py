@@ -1,6 +1,7 @@
 """Keeps one engine core alive for the front: start, watch, end its requests when it dies or hangs, restart once.
 
 A core hangs when work waits and no step that does something ends for `stall_seconds`, or when it is silent so long.
+One whose every step raises is as good as dead.
 Knows nothing of HTTP.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from inferdbg.engine.config import CoreConfig
-from inferdbg.engine.errors import EngineUnavailable, InferdbgError
+from inferdbg.engine.errors import EngineUnavailable
 from inferdbg.engine.serving.core_client import CoreProcess
 from inferdbg.engine.serving.core_process import DEFAULT_ENGINE_FACTORY
 from inferdbg.engine.serving.dispatch import Dispatcher
@@ -33,6 +34,7 @@ __all__ = ["CoreSupervisor"]
 START_SECONDS = 900.0  # weights may come from a slow disk
 MIN_SILENCE_SECONDS = 5.0  # an idle core sends a heartbeat a second
 NUM_RESTARTS = 1
+MAX_FAILED_STEPS = 8  # in a row: no request can be that unlucky
 
 
 class _State(Enum):
@@ -71,6 +73,7 @@ class CoreSupervisor:
         self._restarts_left = NUM_RESTARTS
         self._last_heard_ns = 0
         self._last_work_ns = 0
+        self._num_failed_steps = 0  # since a step sampled a token
         self._waiting_since_ns: int | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._recovery: asyncio.Task[None] | None = None
@@ -89,10 +92,6 @@ class CoreSupervisor:
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
-
-    @property
-    def incarnation(self) -> int:
-        return self._incarnation
 
     @property
     def problem(self) -> str | None:
@@ -137,6 +136,7 @@ class CoreSupervisor:
         self._state, self._reason = _State.UP, ""
         self._last_heard_ns = self._last_work_ns = now
         self._waiting_since_ns = None
+        self._num_failed_steps = 0
         self._observer(CoreStarted(incarnation=incarnation, time_ns=now, pid=ready.pid, info=ready.info))
         return ready
 
@@ -148,12 +148,17 @@ class CoreSupervisor:
             case Step(record):
                 if record.chunk_seq_ids or record.finished_seq_ids:
                     self._last_work_ns = self._last_heard_ns
+                if record.sampled_seq_ids:
+                    self._num_failed_steps = 0
                 self._observer(record)
                 self.dispatcher.on_step(record)
             case Failed(failure):
                 self._last_work_ns = self._last_heard_ns
                 self._observer(failure)
                 self.dispatcher.on_failed(failure)
+                self._num_failed_steps += 1
+                if self._num_failed_steps >= MAX_FAILED_STEPS:
+                    self._lose(f"every step of the engine core fails, the last one in {failure.stage}: {failure.error}")
             case Refused():
                 self.dispatcher.on_refused(message)
             case Heartbeat() | Ready() | LoadFailed():
@@ -204,6 +209,6 @@ class CoreSupervisor:
         self._restarts_left -= 1
         try:
             await self._launch()
-        except InferdbgError as error:
+        except Exception as error:  # the machine may lack a process or a descriptor: never wait for ever
             self._state = _State.DOWN
             self._reason = f"the engine core could not be restarted: {error}"

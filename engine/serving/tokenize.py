@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from inferdbg.engine.errors import InvalidRequest, ModelError
-from inferdbg.engine.serving.chat_template import ChatTemplate, Interruptible, TemplateTimeout, read_chat_template
+from inferdbg.engine.serving.chat_template import ChatPrompt, TemplateSource, read_chat_template
 from inferdbg.engine.serving.detokenize import DetokenizerTraits, IncrementalDetokenizer
+from inferdbg.engine.serving.template_process import TemplateProcess
 
-__all__ = ["ChatPrompt", "Timed", "TokenizedPrompt", "TokenizerPool", "Vocabulary", "load_vocabulary"]
+__all__ = ["Timed", "TokenizedPrompt", "TokenizerPool", "Vocabulary", "load_vocabulary"]
 
 Result = TypeVar("Result")
 
@@ -44,46 +46,16 @@ class TokenizedPrompt:
     text: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
-    """What a chat request gives the template."""
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    arguments: Mapping[str, Any] | None = None
-    add_special_tokens: bool = False  # templates write them themselves
-
-
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """One model's tokenizer, its chat template and what detokenizing needs to know."""
 
     tokenizer: Tokenizer
     traits: DetokenizerTraits
-    template: ChatTemplate | None
+    template: TemplateSource | None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    def render(self, prompt: ChatPrompt) -> str:
-        """The text of a chat.
-
-        Raises:
-            InvalidRequest: the model has no template, or it refuses these messages.
-        """
-        if self.template is None:
-            raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
-        if prompt.tools and not self.template.takes_tools:
-            raise InvalidRequest("this model's chat template takes no tools", "tools")
-        return self.template.render(
-            prompt.messages,
-            tools=prompt.tools,
-            add_generation_prompt=prompt.add_generation_prompt,
-            continue_final_message=prompt.continue_final_message,
-            arguments=prompt.arguments,
-        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token's bytes: those of an output's tokens joined are the bytes of its text with special tokens."""
@@ -118,18 +90,34 @@ def load_vocabulary(model_dir: Path) -> Vocabulary:
     if config_file.is_file():
         try:
             config = json.loads(config_file.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise ModelError(f"{config_file} is not valid JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise ModelError(f"{config_file} is not a JSON object")
     return Vocabulary(tokenizer, DetokenizerTraits.of(tokenizer), read_chat_template(model_dir, config))
 
 
 class TokenizerPool:
-    """Runs tokenizing work on `num_threads` threads, first come, first served."""
+    """Runs tokenizing work on `num_threads` threads, first come, first served.
+
+    Chats are rendered in processes beside them: one for each thread at most, started when it is needed.
+    """
 
     def __init__(self, vocabulary: Vocabulary, num_threads: int, template_seconds: float = TEMPLATE_SECONDS) -> None:
         self.vocabulary = vocabulary
         self._template_seconds = template_seconds
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="inferdbg-tokenize")
+        self._renderers: list[TemplateProcess] = []
+        self._idle: deque[TemplateProcess] = deque()  # those of `_renderers` that no thread uses
+
+    async def start(self) -> None:
+        """Makes the first renderer, so that no chat waits for it.
+
+        Raises:
+            ModelError: the chat template is not valid.
+        """
+        if self.vocabulary.template is not None:
+            await self.run(lambda: self._rendering(lambda renderer: renderer.start()))
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> tuple[list[TokenizedPrompt], Timed]:
         """Encodes prompts, in order."""
@@ -144,21 +132,11 @@ class TokenizerPool:
         """Renders the chat template and encodes its text.
 
         Raises:
-            InvalidRequest: the template refuses the messages or takes too long.
+            InvalidRequest: there is no template, it refuses the messages, or it takes too much time or memory.
         """
-        rendering = Interruptible()
-        loop = asyncio.get_running_loop()
 
         def work() -> TokenizedPrompt:
-            try:
-                with rendering:
-                    # the clock starts when a thread does, not while the request waits for one
-                    loop.call_soon_threadsafe(loop.call_later, self._template_seconds, rendering.interrupt)
-                    text = self.vocabulary.render(prompt)
-            except TemplateTimeout:
-                raise InvalidRequest(
-                    f"the chat template did not finish within {self._template_seconds:g} s", "messages"
-                ) from None
+            text = self._rendering(lambda renderer: renderer.render(prompt))
             return TokenizedPrompt(self.vocabulary.encode(text, add_special_tokens=prompt.add_special_tokens), text)
 
         return await self.run(work)
@@ -179,4 +157,22 @@ class TokenizerPool:
         return await asyncio.get_running_loop().run_in_executor(self._pool, timed)
 
     def close(self) -> None:
+        """Drops what no thread has begun, and ends the renderers."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for renderer in self._renderers:
+            renderer.close()
+
+    def _rendering(self, work: Callable[[TemplateProcess], Result]) -> Result:
+        """Does `work` on a renderer that nobody else uses meanwhile. On a thread of the pool only."""
+        template = self.vocabulary.template
+        if template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
+        try:
+            renderer = self._idle.pop()  # the one used last: the others may never be started
+        except IndexError:
+            renderer = TemplateProcess(template, self._template_seconds)
+            self._renderers.append(renderer)
+        try:
+            return work(renderer)
+        finally:
+            self._idle.append(renderer)

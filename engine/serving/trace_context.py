@@ -11,7 +11,11 @@ from inferdbg.engine.serving.events import TraceContext
 __all__ = ["trace_context_from_headers"]
 
 MAX_TRACESTATE_CHARS = 512
+MAX_TRACESTATE_MEMBERS = 32
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_KEY = r"(?:[a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13})"
+_VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+_MEMBER = re.compile(f"({_KEY})={_VALUE}")
 
 
 def trace_context_from_headers(headers: Sequence[tuple[bytes, bytes]]) -> TraceContext:
@@ -20,14 +24,25 @@ def trace_context_from_headers(headers: Sequence[tuple[bytes, bytes]]) -> TraceC
     match = _TRACEPARENT.fullmatch(parents[0].decode("latin-1").strip(" \t")) if len(parents) == 1 else None
     if match is None or not _is_valid(match):
         return TraceContext(trace_id=_draw(16), span_id=_draw(8))
-    state = ",".join(value.decode("latin-1").strip() for name, value in headers if name == b"tracestate")
     return TraceContext(
         trace_id=match[2],
         span_id=_draw(8),
         parent_span_id=match[3],
         sampled=bool(int(match[4], 16) & 1),
-        tracestate=state if state and len(state) <= MAX_TRACESTATE_CHARS and state.isascii() else None,
+        tracestate=_tracestate([value.decode("latin-1") for name, value in headers if name == b"tracestate"]),
     )
+
+
+def _tracestate(values: Sequence[str]) -> str | None:
+    """The members in order; None where there is none, one is malformed or a repetition, or they are too many.
+
+    The standard has a malformed state dropped as a whole. What tracing libraries do with one is to log its text.
+    """
+    members = [stripped for value in values for member in value.split(",") if (stripped := member.strip(" \t"))]
+    keys = [match[1] for member in members if (match := _MEMBER.fullmatch(member))]
+    state = ",".join(members)
+    is_sound = len(keys) == len(members) == len(set(keys)) and len(members) <= MAX_TRACESTATE_MEMBERS
+    return state if state and is_sound and len(state) <= MAX_TRACESTATE_CHARS else None
 
 
 def _is_valid(match: re.Match[str]) -> bool:

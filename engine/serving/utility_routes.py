@@ -14,12 +14,12 @@ from starlette.routing import Route
 from inferdbg.engine.errors import InferdbgError, InvalidRequest
 from inferdbg.engine.serving.api_errors import ApiError, api_error_of
 from inferdbg.engine.serving.chat import plain_messages
-from inferdbg.engine.serving.connection import read_body
+from inferdbg.engine.serving.chat_template import ChatPrompt
+from inferdbg.engine.serving.connection import ClientDisconnected, read_body
 from inferdbg.engine.serving.front import Front
 from inferdbg.engine.serving.openai_protocol import DetokenizeRequest, TokenizeRequest, decode_body
-from inferdbg.engine.serving.tokenize import ChatPrompt
 
-__all__ = ["MetricsRenderer", "error_response", "json_response", "utility_routes"]
+__all__ = ["MetricsRenderer", "api_routes", "error_response", "json_response", "open_routes"]
 
 MetricsRenderer = Callable[[str], tuple[bytes, str]]
 """From the Accept header to the body of /metrics and its content type."""
@@ -27,20 +27,27 @@ MetricsRenderer = Callable[[str], tuple[bytes, str]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def utility_routes(front: Front, metrics: MetricsRenderer | None) -> list[Route]:
-    """All routes of this module; /metrics only where there is something to render it."""
+def open_routes(front: Front, metrics: MetricsRenderer | None) -> list[Route]:
+    """What needs no key; /metrics only where there is something to render it."""
     handlers = _Handlers(front)
     routes = [
-        Route("/v1/models", _answering(handlers.models), methods=["GET"]),
-        Route("/v1/models/{model_id:path}", _answering(handlers.model), methods=["GET"]),
-        Route("/tokenize", _answering(handlers.tokenize), methods=["POST"]),
-        Route("/detokenize", _answering(handlers.detokenize), methods=["POST"]),
         Route("/health", _answering(handlers.health), methods=["GET"]),
         Route("/version", _answering(handlers.version), methods=["GET"]),
     ]
     if metrics is not None:
         routes.append(Route("/metrics", _answering(_metrics_handler(metrics)), methods=["GET"]))
     return routes
+
+
+def api_routes(front: Front) -> list[Route]:
+    """What belongs to the API."""
+    handlers = _Handlers(front)
+    return [
+        Route("/v1/models", _answering(handlers.models), methods=["GET"]),
+        Route("/v1/models/{model_id:path}", _answering(handlers.model), methods=["GET"]),
+        Route("/tokenize", _answering(handlers.tokenize), methods=["POST"]),
+        Route("/detokenize", _answering(handlers.detokenize), methods=["POST"]),
+    ]
 
 
 def json_response(document: object, status: int = 200) -> Response:
@@ -69,7 +76,10 @@ class _Handlers:
         return json_response(self._model_document())
 
     async def tokenize(self, request: Request) -> Response:
-        body = decode_body(await self._body(request), TokenizeRequest)
+        with self._front.admit_utility():
+            return await self._tokenize(decode_body(await self._body(request), TokenizeRequest))
+
+    async def _tokenize(self, body: TokenizeRequest) -> Response:
         self._front.check_model(body.model)
         pool = self._front.pool
         if body.messages is not None:
@@ -90,7 +100,8 @@ class _Handlers:
             raise InvalidRequest("prompt or messages is missing", "prompt")
         strings = None
         if body.return_token_strs:
-            strings = [pool.vocabulary.tokenizer.id_to_token(token_id) for token_id in prompt.ids]
+            name = pool.vocabulary.tokenizer.id_to_token
+            strings, _ = await pool.run(lambda: [name(token_id) for token_id in prompt.ids])
         return json_response(
             {
                 "count": len(prompt.ids),
@@ -101,19 +112,20 @@ class _Handlers:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        body = decode_body(await self._body(request), DetokenizeRequest)
+        with self._front.admit_utility():
+            return await self._detokenize(decode_body(await self._body(request), DetokenizeRequest))
+
+    async def _detokenize(self, body: DetokenizeRequest) -> Response:
         self._front.check_model(body.model)
         vocab_size = self._front.supervisor.ready.vocab_size
-        for token_id in body.tokens:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequest(f"the id {token_id} is out of range: 0 to {vocab_size - 1}", "tokens")
+        if body.tokens and (max(body.tokens) >= vocab_size or min(body.tokens) < 0):
+            raise InvalidRequest(f"tokens holds an id out of range: 0 to {vocab_size - 1}", "tokens")
         text, _ = await self._front.pool.decode(body.tokens)
         return json_response({"prompt": text})
 
     async def health(self, request: Request) -> Response:
-        health = self._front.health
-        if health.problem is not None:
-            return json_response({"status": "unavailable", "reason": health.problem}, 503)
+        if (problem := self._front.problem) is not None:
+            return json_response({"status": "unavailable", "reason": problem}, 503)
         return json_response({"status": "ok"})
 
     async def version(self, request: Request) -> Response:
@@ -150,6 +162,8 @@ def _answering(handler: Handler) -> Handler:
     async def answer(request: Request) -> Response:
         try:
             return await handler(request)
+        except ClientDisconnected:
+            return Response(status_code=499)  # nobody is there to read it
         except ApiError as error:
             return error_response(error)
         except InferdbgError as error:

@@ -10,9 +10,9 @@ from enum import StrEnum
 from typing import Any
 
 from inferdbg.probes.diff_tokens.align import Alignment, align, common_prefix
-from inferdbg.probes.diff_tokens.rows import RowKey, Token, TokenRow
+from inferdbg.probes.diff_tokens.rows import RowKey, Token, TokenRow, is_whole
 
-__all__ = ["Difference", "PairReport", "Side", "TokenAt", "Verdict", "compare_rows"]
+__all__ = ["Difference", "PairReport", "Side", "TokenAt", "Undecided", "Verdict", "compare_rows", "is_cut_off"]
 
 CONTEXT_TOKENS = 12  # shown before and after the first difference
 MAX_HUNKS = 20  # kept per report
@@ -25,7 +25,15 @@ class Verdict(StrEnum):
     INPUT_DIFFERS = "input_differs"
     SAMPLING_DIFFERS = "sampling_differs"  # same prompt, other sampling parameters, other output
     OUTPUT_DIFFERS = "output_differs"  # same prompt, same sampling, other output: why is not established
-    INCONCLUSIVE = "inconclusive"  # ids were not logged, or nothing could be paired
+    INCONCLUSIVE = "inconclusive"  # nothing differs as far as can be told, and not all can be told: see `Undecided`
+
+
+class Undecided(StrEnum):
+    """What a pair lacks to be decided."""
+
+    UNFINISHED = "unfinished"  # an output was cut off (in flight, aborted, failed) before it could differ
+    NO_IDS = "no_ids"  # one of the two has none: they were not logged, or some were lost with step records
+    DELETED = "deleted"  # its row went between two readings: retention took the segment
 
 
 class Side(StrEnum):
@@ -84,22 +92,33 @@ class PairReport:
     num_prompt_tokens: tuple[int, int] = (0, 0)
     num_output_tokens: tuple[int, int] = (0, 0)
     outputs_agree_for: int | None = None  # output tokens before the first different one
+    undecided: Undecided | None = None  # set where the verdict is `INCONCLUSIVE`
+
+    @property
+    def kind(self) -> str | None:
+        """The class of the pair: the shape of its difference."""
+        if self.difference is not None:
+            return self.difference.kind
+        return "cut_short" if self.undecided is Undecided.UNFINISHED else None
 
 
 def compare_rows(a: TokenRow, b: TokenRow, matched_by: str, *, hashed: bool = False) -> PairReport:
     """Compares prompts, then outputs. `hashed` rows hold chained hashes: after the first difference all differ."""
     changes = _sampling_changes(a.sampling, b.sampling)
-    verdict, difference, agree = Verdict.IDENTICAL, None, None
-    if a.prompt is None or b.prompt is None or a.output is None or b.output is None:
-        verdict = Verdict.INCONCLUSIVE
-    else:
+    verdict, difference, agree, undecided = Verdict.IDENTICAL, None, None, None
+    if a.output is not None and b.output is not None:
         agree = common_prefix(a.output, b.output)
-        if a.prompt != b.prompt:
-            verdict = Verdict.INPUT_DIFFERS
-            difference = _difference(Side.PROMPT, a.prompt, b.prompt, [], [], hashed)
-        elif a.output != b.output:
+    if a.prompt is not None and b.prompt is not None and a.prompt != b.prompt:
+        verdict = Verdict.INPUT_DIFFERS  # whatever is known of the outputs
+        difference = _difference(Side.PROMPT, a.prompt, b.prompt, [], [], hashed)
+    elif a.prompt is None or b.prompt is None or a.output is None or b.output is None or agree is None:
+        verdict, undecided = Verdict.INCONCLUSIVE, Undecided.NO_IDS
+    else:
+        if a.output != b.output:
             verdict = Verdict.SAMPLING_DIFFERS if changes else Verdict.OUTPUT_DIFFERS
             difference = _difference(Side.OUTPUT, a.output, b.output, a.logprobs, b.logprobs, hashed, a.prompt)
+        if is_cut_off(agree, (len(a.output), a.finish_reason), (len(b.output), b.finish_reason)):
+            verdict, undecided = Verdict.INCONCLUSIVE, Undecided.UNFINISHED
     return PairReport(
         a=a.key,
         b=b.key,
@@ -112,7 +131,17 @@ def compare_rows(a: TokenRow, b: TokenRow, matched_by: str, *, hashed: bool = Fa
         num_prompt_tokens=(len(a.prompt or ()), len(b.prompt or ())),
         num_output_tokens=(len(a.output or ()), len(b.output or ())),
         outputs_agree_for=agree,
+        undecided=undecided,
     )
+
+
+def is_cut_off(agree: int, a: tuple[int, str | None], b: tuple[int, str | None]) -> bool:
+    """Whether outputs `a` and `b`, each a length and a finish reason, agree for `agree` tokens and no further only
+    because one was cut off there: it might have gone on as the other did, or not. Two that were cut off at the same
+    token are the same, unless they have none.
+    """
+    a_cut, b_cut = (length == agree and not is_whole(reason) for length, reason in (a, b))
+    return agree == 0 if a_cut and b_cut else a_cut or b_cut
 
 
 def _difference(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferdbg.probes.diff_tokens.align import Alignment
-from inferdbg.probes.diff_tokens.compare import MAX_HUNKS, Difference, PairReport, TokenAt, Verdict
+from inferdbg.probes.diff_tokens.compare import MAX_HUNKS, Difference, PairReport, TokenAt, Undecided, Verdict
 from inferdbg.probes.diff_tokens.report import RunDiff
 from inferdbg.probes.diff_tokens.rows import RowKey, RowSummary, Token
 from inferdbg.probes.text import valid_unicode
@@ -16,6 +16,12 @@ from inferdbg.probes.vocabulary import Vocabulary
 __all__ = ["SCHEMA", "Decoder", "diff_document"]
 
 SCHEMA = "inferdbg.diff-tokens/1"
+_WOULD_DECIDE = {
+    Undecided.UNFINISHED: "send these requests again and let them end, or compare again once they have",
+    Undecided.NO_IDS: "record both runs with --token-log ids (or hashed, with one key), and with no step dropped",
+    Undecided.DELETED: "record with a larger --retain: their rows were deleted while they were compared",
+}
+_NO_PAIR = "no request of one run has a partner in the other: send both the same requests, with the same x-request-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,13 @@ class Decoder:
 
 
 def diff_document(
-    diff: RunDiff, a: str, b: str, manifest_diff: list[dict[str, Any]], decoder_a: Decoder, decoder_b: Decoder
+    diff: RunDiff,
+    a: str,
+    b: str,
+    manifest_diff: list[dict[str, Any]],
+    decoder_a: Decoder,
+    decoder_b: Decoder,
+    warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything `diff` says, in plain values. Text that is no UTF-8 is given with U+FFFD; the ids beside it are exact.
 
@@ -45,11 +57,23 @@ def diff_document(
         "num_pairs": len(diff.pairs),
         "counts": {verdict.value: diff.counts.get(verdict, 0) for verdict in Verdict},
         "unmatched": {"a": [_row(row) for row in diff.unmatched_a], "b": [_row(row) for row in diff.unmatched_b]},
+        "undecided": _undecided(diff),
         "hashed": diff.hashed,
         "pairs": [_pair(report, decoder_a, decoder_b) for report in diff.pairs],
         "manifest_diff": manifest_diff,
         "enrichment": None,
+        "warnings": list(warnings),
     }
+
+
+def _undecided(diff: RunDiff) -> list[dict[str, Any]]:
+    """Why the comparison is inconclusive, how many pairs of it, and what would decide them."""
+    if not diff.pairs:
+        return [{"reason": "no_pair", "num_pairs": 0, "would_decide": _NO_PAIR}]
+    return [
+        {"reason": reason.value, "num_pairs": number, "would_decide": _WOULD_DECIDE[reason]}
+        for reason, number in sorted(diff.undecided.items())
+    ]
 
 
 def _row(row: RowSummary) -> dict[str, Any]:
@@ -68,7 +92,7 @@ def _pair(report: PairReport, decoder_a: Decoder, decoder_b: Decoder) -> dict[st
         "prompt_index": report.a.prompt_index,
         "choice_index": report.a.choice_index,
         "verdict": report.verdict.value,
-        "class": difference.kind if difference else None,
+        "class": report.kind,
         "first_difference": _first(difference, decoder_a, decoder_b) if difference else None,
         "evidence": {
             "matched_by": report.matched_by,
@@ -77,6 +101,7 @@ def _pair(report: PairReport, decoder_a: Decoder, decoder_b: Decoder) -> dict[st
             "prompt_tokens": dict(zip("ab", report.num_prompt_tokens, strict=True)),
             "output_tokens": dict(zip("ab", report.num_output_tokens, strict=True)),
             "output_tokens_before_difference": report.outputs_agree_for,
+            "undecided": report.undecided.value if report.undecided else None,
             "sampling_changes": {
                 name: dict(zip("ab", values, strict=True)) for name, values in (report.sampling_changes or {}).items()
             },

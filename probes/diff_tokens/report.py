@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from inferdbg.probes.diff_tokens.compare import PairReport, Verdict, compare_rows
+from inferdbg.probes.diff_tokens.compare import PairReport, Undecided, Verdict, compare_rows, is_cut_off
 from inferdbg.probes.diff_tokens.matching import Pair, match
 from inferdbg.probes.diff_tokens.rows import RowKey, RowSummary, TokenRow
 
@@ -49,15 +49,21 @@ class RunDiff:
 
     @property
     def verdict(self) -> Verdict:
-        """The weightiest verdict of any pair; inconclusive where nothing could be compared."""
-        for verdict in (Verdict.INPUT_DIFFERS, Verdict.OUTPUT_DIFFERS, Verdict.SAMPLING_DIFFERS):
+        """The weightiest verdict of any pair: a difference wins, and no pair that is identical speaks for one that is
+        not decided. Inconclusive too where there is no pair."""
+        for verdict in (Verdict.INPUT_DIFFERS, Verdict.OUTPUT_DIFFERS, Verdict.SAMPLING_DIFFERS, Verdict.INCONCLUSIVE):
             if self.counts.get(verdict):
                 return verdict
-        return Verdict.IDENTICAL if self.counts.get(Verdict.IDENTICAL) else Verdict.INCONCLUSIVE
+        return Verdict.IDENTICAL if self.pairs else Verdict.INCONCLUSIVE
 
     @property
     def is_different(self) -> bool:
         return self.verdict not in (Verdict.IDENTICAL, Verdict.INCONCLUSIVE)
+
+    @property
+    def undecided(self) -> Mapping[Undecided, int]:
+        """How many pairs lack what to be decided."""
+        return Counter(report.undecided for report in self.pairs if report.undecided is not None)
 
     @property
     def has_unmatched(self) -> bool:
@@ -75,10 +81,10 @@ def diff_runs(a: TokenLog, b: TokenLog, tokens_per_batch: int = TOKENS_PER_BATCH
         for pair in batch:
             row_a, row_b = rows_a.get(pair.a.key), rows_b.get(pair.b.key)
             if row_a is None or row_b is None:  # retention took the segment since the first pass
-                reports[pair.a.key] = _unread(pair, Verdict.INCONCLUSIVE)
+                reports[pair.a.key] = _unread(pair, Undecided.DELETED)
             else:
                 reports[pair.a.key] = compare_rows(row_a, row_b, pair.matched_by, hashed=hashed)
-    pairs = [reports.get(pair.a.key) or _unread(pair, Verdict.IDENTICAL) for pair in matching.pairs]
+    pairs = [reports.get(pair.a.key) or _unread(pair) for pair in matching.pairs]
     return RunDiff(
         pairs=pairs,
         unmatched_a=matching.unmatched_a,
@@ -92,21 +98,24 @@ def _settled(pair: Pair) -> bool:
     a, b = pair.a, pair.b
     if a.prompt_digest is None or a.output_digest is None:
         return False
-    return a.prompt_digest == b.prompt_digest and a.output_digest == b.output_digest
+    if a.prompt_digest != b.prompt_digest or a.output_digest != b.output_digest:
+        return False
+    return not is_cut_off(a.num_output, (a.num_output, a.finish_reason), (b.num_output, b.finish_reason))
 
 
-def _unread(pair: Pair, verdict: Verdict) -> PairReport:
+def _unread(pair: Pair, undecided: Undecided | None = None) -> PairReport:
     """A report made of what the first pass knows."""
     return PairReport(
         a=pair.a.key,
         b=pair.b.key,
         client_request_ids=(pair.a.client_request_id, pair.b.client_request_id),
         matched_by=pair.matched_by,
-        verdict=verdict,
+        verdict=Verdict.IDENTICAL if undecided is None else Verdict.INCONCLUSIVE,
         finish_reasons=(pair.a.finish_reason, pair.b.finish_reason),
         num_prompt_tokens=(pair.a.num_prompt, pair.b.num_prompt),
         num_output_tokens=(pair.a.num_output, pair.b.num_output),
-        outputs_agree_for=pair.a.num_output if verdict is Verdict.IDENTICAL else None,
+        outputs_agree_for=pair.a.num_output if undecided is None else None,
+        undecided=undecided,
     )
 
 

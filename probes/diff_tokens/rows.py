@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["RowKey", "RowSummary", "Token", "TokenRow", "digest_tokens", "summarize_row"]
+from inferdbg.engine.core.events import FinishReason
+
+__all__ = ["RowKey", "RowSummary", "Token", "TokenRow", "digest_tokens", "is_whole", "summarize_row"]
 
 Token = int  # a token id, or its keyed hash (63 bits) where the run logged hashes
 
@@ -55,6 +57,11 @@ class RowSummary:
     @property
     def num_tokens(self) -> int:
         return self.num_prompt + self.num_output
+
+
+def is_whole(finish_reason: str | None) -> bool:
+    """Whether the output came to its own end, and was not cut off: in flight, aborted or failed."""
+    return finish_reason not in (None, FinishReason.ABORT, FinishReason.ERROR)
 
 
 def summarize_row(row: TokenRow) -> RowSummary:

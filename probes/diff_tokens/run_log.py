@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -12,21 +13,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from inferdbg.engine.errors import UsageError
-from inferdbg.engine.serving.events import EndKind
 from inferdbg.probes.diff_tokens.document import Decoder
-from inferdbg.probes.diff_tokens.report import manifest_diff
+from inferdbg.probes.diff_tokens.report import RunDiff, manifest_diff
 from inferdbg.probes.diff_tokens.rows import RowKey, RowSummary, TokenRow, digest_tokens, summarize_row
 from inferdbg.probes.vocabulary import load_vocabulary
 from inferdbg.tracing.reader import open_run
 
-__all__ = ["RunTokenLog", "differing_settings"]
+__all__ = ["RunTokenLog", "differing_settings", "names_apart", "warnings_of"]
 
 _KEYS = (
     "request_id", "prompt_index", "choice_index", "client_request_id", "replay_of", "arrival_ns", "finish_reason",
-    "end",
 )  # fmt: skip
 _IDS = ("prompt_token_ids", "output_token_ids")
-_COUNTS = ("num_output_tokens",)  # tells an empty output from one that was not logged
+# They tell a request that was never accepted, and an empty output from one that was not logged.
+_COUNTS = ("num_prompt_tokens", "num_output_tokens")
 # What any two runs say differently of themselves.
 _ALWAYS_DIFFERENT = (
     "run", "clock", "process", "ended", "command", "config.front.host", "config.front.port", "config.core.model_dir",
@@ -35,12 +35,13 @@ _ALWAYS_DIFFERENT = (
 
 
 class RunTokenLog:
-    """One run's rows that have tokens: rejected requests are left out, those in flight are there as far as they got."""
+    """One run's rows that have tokens: requests that were never accepted are left out, those in flight are there as far
+    as they got."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises RunError."""
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        """`name` is what messages call the run. Raises RunError."""
         self.run = open_run(path)
-        self.name = path.name
+        self.name = name or path.name
 
     @property
     def hashed(self) -> bool:
@@ -61,16 +62,12 @@ class RunTokenLog:
         cores = [core for document in self.run.replicas if isinstance(core := document.get("core"), dict)]
         return self.run.manifest | {"engine": (cores[-1].get("info") or {}) if cores else {}}
 
-    @property
-    def warnings(self) -> list[str]:
-        return self.run.warnings
-
     def summaries(self) -> Iterator[RowSummary]:
         for batch in self.run.requests((*_KEYS, *_COUNTS, *_IDS)):
             digests = [_digests(batch.column(name)) for name in _IDS]
             scalars = batch.select([*_KEYS, *_COUNTS]).to_pylist()
             for row, (prompt, num_prompt), (output, num_output) in zip(scalars, *digests, strict=True):
-                if row["end"] != EndKind.REJECTED:
+                if row["num_prompt_tokens"] is not None:
                     is_empty = output is None and prompt is not None and row["num_output_tokens"] == 0
                     yield RowSummary(
                         key=_key(row),
@@ -89,17 +86,41 @@ class RunTokenLog:
         wanted = pa.array(sorted({key.request_id for key in keys}), pa.string())
         for batch in self.run.requests((*_KEYS, *_COUNTS, *_IDS, "output_logprobs", "sampling")):
             for row in batch.filter(pc.is_in(batch.column("request_id"), value_set=wanted)).to_pylist():
-                if _key(row) in keys and row["end"] != EndKind.REJECTED:
+                if _key(row) in keys and row["num_prompt_tokens"] is not None:
                     yield _token_row(row)
         yield from (row for row in self._in_flight if row.key in keys)
 
     @cached_property
     def _in_flight(self) -> list[TokenRow]:
-        return [_token_row(row) for flight in self.run.in_flight() for row in flight.rows()]
+        rows = [row for flight in self.run.in_flight() for row in flight.rows()]
+        # ids recovered from steps that are not complete have holes, which would look like differences
+        return [_token_row(row if row["steps_complete"] else row | {"output_token_ids": None}) for row in rows]
 
     @property
     def _logged(self) -> dict[str, Any]:
         return self.run.manifest.get("logged") or {}
+
+
+def names_apart(a: Path, b: Path) -> tuple[str, str]:
+    """The shortest ends of two paths that tell them apart: ``run`` and ``other``, or ``a/run`` and ``b/run``."""
+    parts_a, parts_b = (Path(os.path.abspath(path)).parts for path in (a, b))
+    longest = max(len(parts_a), len(parts_b))
+    length = next((n for n in range(1, longest + 1) if parts_a[-n:] != parts_b[-n:]), 1)
+    return str(Path(*parts_a[-length:])), str(Path(*parts_b[-length:]))
+
+
+def warnings_of(a: RunTokenLog, b: RunTokenLog, diff: RunDiff) -> list[str]:
+    """What could not be read of the two, and what retention deleted of one that the other may still have."""
+    found = [f"{log.name}: {warning}" for log in (a, b) for warning in log.run.warnings]
+    for log, other, unmatched in ((a, b, diff.unmatched_b), (b, a, diff.unmatched_a)):
+        gone = log.run.deleted["tables"].get("requests")
+        if gone and unmatched:
+            rows = "rows" if gone["rows"] is None else f"{gone['rows']:,} rows"
+            found.append(
+                f"{log.name}: retention deleted {rows} of its token log; what is only in {other.name} may have been "
+                "among them (a larger --retain keeps more)"
+            )
+    return found
 
 
 def differing_settings(a: RunTokenLog, b: RunTokenLog) -> list[dict[str, Any]]:

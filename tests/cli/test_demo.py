@@ -29,7 +29,7 @@ def test_the_demo_records_shows_and_compares_and_says_what_next(
     runs = sorted((tmp_path / "runs").iterdir())
     assert [run.name.rpartition("demo-")[2] for run in runs] == ["fast", "plain"]
     assert "3 finished" in outcome.out
-    assert "config.core.prefix_cache" in outcome.out
+    assert "config.core.fast_path" in outcome.out
     assert f"inferdbg show {runs[0]} placard-night-watch" in outcome.err
     for run in runs:
         document = inferdbg("show", run, "--json").document
@@ -63,6 +63,19 @@ def test_progress_is_plain_text_without_a_terminal(capsys: pytest.CaptureFixture
     assert "1 of 2 answered, first words after 250 ms" in told
     assert "1 failed (APIConnectionError)" in told
     assert "\x1b" not in told
+
+
+def test_a_line_of_progress_says_something_new_and_not_too_often(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = [0.0]
+    states = [Progress(str(i)) for i in range(4)]
+    with BurstView(diagnostics(), clock=lambda: seconds[0]) as view:
+        for now, num_done in ((4, 0), (10, 0), (20, 1), (21, 2), (30, 2), (33, 3), (34, 4), (50, 4)):
+            seconds[0] = now
+            for state in states[:num_done]:
+                state.done_seconds = float(now)
+            view.update(states)
+    told = [line.split(",")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    assert told == ["1 of 4 answered", "2 of 4 answered", "4 of 4 answered"]
 
 
 def test_the_live_table_shows_every_request_and_obeys_no_control_sequence() -> None:

@@ -1,4 +1,7 @@
+import json
+import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,19 +94,91 @@ def test_unmatched_requests_are_listed_and_count_with_exact(
     outcome = inferdbg("diff-tokens", a, b, "--json")
     assert outcome.code == 0
     assert [row["client_request_id"] for row in outcome.document["unmatched"]["a"]] == ["c1"]
-    assert "only in A: 1 row: r1" in inferdbg("diff-tokens", a, b).out
+    text = inferdbg("diff-tokens", a, b).out
+    assert "only in A: 1 row: r1" in text
+    assert "identical where matched   1 pair, 1 identical, 1 only in A" in text
     assert inferdbg("diff-tokens", a, b, "--exact").code == 1
 
 
-def test_requests_in_flight_are_compared_as_far_as_they_got(
+def in_flight(events: Any, tag: str, seq_id: int = 0, num_tokens: int = 2) -> list[Any]:
+    """A request without an end; its tokens are 100 times the sequence's id plus 1, 2, …"""
+    arrival = events.arrived(
+        f"r-{tag}", client_request_id=f"c-{tag}", prompts=((10, 11, 12),), seq_ids=(seq_id,),
+        time_ns=events.START_NS + 50 * MS,
+    )  # fmt: skip
+    admitted = {"admitted_seq_ids": (seq_id,), "admitted_cached": (0,), "admitted_is_resume": (False,)}
+    steps = [events.step(n + 10, (seq_id,), **(admitted if n == 1 else {})) for n in range(1, num_tokens + 1)]
+    return [arrival, *(replace(s, sampled_ids=(100 * seq_id + n,)) for n, s in enumerate(steps, 1))]
+
+
+def finished(events: Any, tag: str, output: tuple[int, ...]) -> list[Any]:
+    arrival = events.arrived(
+        f"q-{tag}", client_request_id=f"c-{tag}", prompts=((10, 11, 12),), seq_ids=(50,),
+        time_ns=events.START_NS + 60 * MS,
+    )  # fmt: skip
+    return [arrival, events.closed(arrival, choices=(events.choice(output, seq_id=50),))]
+
+
+def test_a_request_in_flight_that_agrees_so_far_decides_nothing(
     record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any
 ) -> None:
-    whole = load(events, [(1, 2, 3)])
-    arrival = events.arrived("r0", client_request_id="c0", prompts=((10, 11, 12),), seq_ids=(0,))
-    partial = [events.core_started(), arrival, events.step(1, (0,)), events.step(2, (0,))]
-    outcome = inferdbg("diff-tokens", record("a", whole), record("b", partial), "--json")
+    a = record("a", [*load(events, [(7,)]), *finished(events, "x", (1, 2, 3))])
+    b = record("b", [*load(events, [(7,)]), *in_flight(events, "x")])
+    outcome = inferdbg("diff-tokens", a, b, "--json")
+    same, pair = outcome.document["pairs"]
+    assert (outcome.code, outcome.document["verdict"], same["verdict"]) == (3, "inconclusive", "identical")
+    assert (pair["verdict"], pair["class"]) == ("inconclusive", "cut_short")
+    assert (pair["first_difference"]["index"], pair["first_difference"]["b"]) == (2, None)
+    text = inferdbg("diff-tokens", a, b).out
+    assert "not decided   2 pairs, 1 identical, 1 inconclusive" in text
+    assert "not decided: 1 pair: an output was cut off" in text
+    assert "(c-x)" in text
+    assert "what would decide: send these requests again and let them end" in text
+
+
+def test_a_request_in_flight_that_differs_is_a_difference(
+    record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any
+) -> None:
+    a = record("a", [events.core_started(), *finished(events, "x", (1, 9, 3))])
+    outcome = inferdbg("diff-tokens", a, record("b", [events.core_started(), *in_flight(events, "x")]), "--json")
     (pair,) = outcome.document["pairs"]
-    assert (pair["class"], pair["first_difference"]["index"], pair["first_difference"]["b"]) == ("cut_short", 2, None)
+    assert (outcome.code, pair["verdict"], pair["first_difference"]["index"]) == (1, "output_differs", 1)
+
+
+def test_tokens_lost_with_step_records_are_no_difference(
+    record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any
+) -> None:
+    a = record("a", [events.core_started(), *finished(events, "x", (1, 2, 3, 4))])
+    arrival, first, _, third = in_flight(events, "x", num_tokens=3)
+    outcome = inferdbg("diff-tokens", a, record("b", [events.core_started(), arrival, first, third]), "--json")
+    (pair,) = outcome.document["pairs"]
+    assert (outcome.code, pair["verdict"], pair["evidence"]["undecided"]) == (3, "inconclusive", "no_ids")
+
+
+def test_what_retention_deleted_is_told_where_requests_have_no_partner(
+    record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any
+) -> None:
+    a, b = record("a", load(events, [(1,), (2,)])), record("b", load(events, [(1,)]))
+    (file,) = (b / "replicas").glob("*.json")
+    gone = {"segments": 1, "bytes": 9, "tables": {"requests": {"segments": 1, "rows": 1400}}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"deleted": gone}))
+    outcome = inferdbg("diff-tokens", a, b, "--json")
+    assert "b: retention deleted 1,400 rows" in outcome.err
+    assert "only in a may have been among them" in outcome.err
+    assert len(outcome.document["warnings"]) == 1
+    assert inferdbg("diff-tokens", b, b).err == ""
+
+
+def test_runs_of_one_name_are_told_apart(
+    tmp_path: Path, record: Callable[..., Path], inferdbg: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("monday", "tuesday"):
+        (tmp_path / name).mkdir()
+        shutil.move(record("run", []), tmp_path / name / "run")
+    monkeypatch.chdir(tmp_path / "monday" / "run")
+    document = inferdbg("diff-tokens", ".", "../../tuesday/run", "--json").document
+    assert document["runs"] == {"a": "monday/run", "b": "tuesday/run"}
+    assert inferdbg("diff-tokens", ".", ".", "--json").document["runs"] == {"a": "run", "b": "run"}
 
 
 def test_an_aborted_request_without_a_token_is_an_empty_output_and_a_rejected_one_is_none(
@@ -114,10 +189,11 @@ def test_an_aborted_request_without_a_token_is_an_empty_output_and_a_rejected_on
         arrival,
         events.closed(arrival, choices=(), end=EndKind.ABORTED),
         events.rejected("x", client_request_id="c1"),
+        events.rejected("y", client_request_id="c0", end=EndKind.ABORTED),  # its client left before it was accepted
     ]
     outcome = inferdbg("diff-tokens", record("a", load(events, [(1,), (2,)])), record("b", gone), "--json")
     (pair,) = outcome.document["pairs"]
-    assert (pair["class"], pair["first_difference"]["index"]) == ("cut_short", 0)
+    assert (pair["verdict"], pair["class"], pair["first_difference"]["index"]) == ("inconclusive", "cut_short", 0)
     assert len(outcome.document["unmatched"]["a"]) == 1
     assert outcome.document["unmatched"]["b"] == []
 
@@ -130,6 +206,7 @@ def test_nothing_to_compare_is_inconclusive_with_exit_3(
     silent = record("silent", load(events, [(1,)]), token_log=TokenLogMode.OFF)
     outcome = inferdbg("diff-tokens", silent, silent, "--json")
     assert (outcome.code, outcome.document["verdict"]) == (3, "inconclusive")
+    assert "what would decide: record both runs with --token-log ids" in inferdbg("diff-tokens", silent, silent).out
 
 
 def test_hashed_logs_compare_up_to_the_first_difference_under_one_key_only(

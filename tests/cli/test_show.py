@@ -1,3 +1,6 @@
+import json
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -106,6 +109,72 @@ def test_a_killed_recording_is_lost_and_says_what_was_in_flight(tmp_path: Path, 
     request = inferdbg("show", tmp_path / "run", "victim", "--json").document
     assert [token["id"] for token in request["tokens"]] == [1, 2]
     assert request["end"] is None
+    shown = inferdbg("show", tmp_path / "run", "victim")
+    assert shown.code == 0
+    assert "never: in flight when the run ended, 2 output tokens recovered from the engine's steps" in shown.out
+    assert "its stages are not known" in shown.out
+    assert "-0.500" in shown.out  # the tokens themselves
+
+
+@pytest.mark.parametrize("close", [False, True])
+@pytest.mark.parametrize("num_steps", [0, 2])
+@pytest.mark.parametrize("logged", ["ids", "hashed", "off"])
+def test_a_request_in_flight_is_drawn_as_far_as_it_is_known(
+    record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any, close: bool, num_steps: int, logged: str
+) -> None:
+    from inferdbg.tracing.token_log import TokenLogMode
+
+    arrival = events.arrived("open", client_request_id="mine", prompts=((10, 11, 12),), seq_ids=(3,))
+    admitted = {"admitted_seq_ids": (3,), "admitted_cached": (2,), "admitted_is_resume": (False,)}
+    steps = [events.step(n, (3,), **(admitted if n == 1 else {})) for n in range(1, num_steps + 1)]
+    key = b"k" * 32 if logged == "hashed" else None
+    run = record(
+        "run", [events.core_started(), arrival, *steps], close, token_log=TokenLogMode(logged), token_log_key=key
+    )
+    outcome = inferdbg("show", run, "mine")
+    assert outcome.code == 0, outcome.err
+    told = f"{num_steps} output tokens"
+    assert (f"never: in flight when the run ended, {told} recovered" if close else f"in flight, {told}") in outcome.out
+    assert ("3 prompt (2 from the prefix cache)" if num_steps else "3 prompt") in outcome.out
+    assert ("w302" in outcome.out) is (logged == "ids" and num_steps > 0)
+    assert ("no token was sampled" in outcome.out) is (num_steps == 0)
+    document = inferdbg("show", run, "mine", "--json").document
+    assert document["run_status"] == ("closed" if close else "open")
+    assert {name: document[name] for name in ("end", "status", "finish_reason", "error")} == dict.fromkeys(
+        ("end", "status", "finish_reason", "error")
+    )
+
+
+def test_the_printed_command_shows_the_request_wherever_the_run_lies(
+    tmp_path: Path,
+    record: Callable[..., Path],
+    inferdbg: Callable[..., Any],
+    events: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "a place" / "latest"
+    run.parent.mkdir()
+    shutil.move(record("run", events.Script().run()), run)
+    for directory, named in ((tmp_path, run), (run, "."), (run.parent, "./latest"), (tmp_path, "a place/latest")):
+        monkeypatch.chdir(directory)
+        outcome = inferdbg("show", named)
+        (command,) = re.findall(r"slowest requests \((inferdbg show .*) REQUEST\)", outcome.out)
+        _, *arguments = shlex.split(command)
+        assert inferdbg(*arguments, "client-1").code == 0, command
+        assert re.search(r"^run +latest ", outcome.out, re.MULTILINE)
+        assert inferdbg(*arguments, "--json").document["run"] == "latest"
+
+
+def test_what_retention_deleted_is_told(record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any) -> None:
+    run = record("run", events.Script().run())
+    assert "deleted by retention" not in inferdbg("show", run).out
+    (file,) = (run / "replicas").glob("*.json")
+    tables = {"requests": {"segments": 2, "rows": 1400}, "spans": {"segments": 1, "rows": None}}
+    gone = {"segments": 3, "bytes": 5_200_000, "tables": tables}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"deleted": gone}))
+    text = inferdbg("show", run).out
+    assert "deleted by retention: 3 segments, 5.2 MB (1,400 rows of requests; 1 segment of spans)" in text
+    assert inferdbg("show", run, "--json").document["deleted"] == gone
 
 
 def test_the_document_of_a_request(record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any) -> None:

@@ -1,6 +1,19 @@
+import json
+import logging
+
 import pytest
 
-from inferdbg.cli.render.terminal import bar, count, diagnostics, duration, output, share
+from inferdbg.cli.render.terminal import (
+    PrintableFormatter,
+    bar,
+    count,
+    diagnostics,
+    duration,
+    output,
+    print_json,
+    share,
+    warn,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +62,24 @@ def test_data_and_diagnostics_go_their_own_ways_and_markup_is_text(capsys: pytes
     diagnostics().print("progress")
     out, err = capsys.readouterr()
     assert (out, err) == ("[red]data[/] :smile:\n", "progress\n")
+
+
+def test_a_warning_and_a_log_line_may_quote_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    warn("a\x1b[2J\nb [red]")
+    assert capsys.readouterr().err == "inferdbg: a\\x1b[2J\\nb [red]\n"
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "lost %s", ("\x1b]0;owned\x07",), None)
+    assert PrintableFormatter("inferdbg: %(message)s").format(record) == "inferdbg: lost \\x1b]0;owned\\x07"
+
+
+def test_a_json_document_means_the_same_and_moves_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"text": "é 展 \x1b[2J \x9b31m \x7f \u202e \U000e0041 🎨", "number": float("-inf")}
+    print_json(document)
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == document | {"number": None}
+    assert "é 展" in printed
+    assert not set("\x1b\x9b\x7f\u202e\U000e0041") & set(printed)
+    print_json({"file": "a\udcff"})
+    assert json.loads(capsys.readouterr().out) == {"file": "a\ufffd"}
 
 
 def test_lines_are_not_folded_to_80_columns_without_a_terminal(

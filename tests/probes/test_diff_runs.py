@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from inferdbg.probes.diff_tokens.compare import Side, Verdict, compare_rows
+from inferdbg.probes.diff_tokens.compare import Side, Undecided, Verdict, compare_rows
 from inferdbg.probes.diff_tokens.document import Decoder, diff_document
 from inferdbg.probes.diff_tokens.report import RunDiff, diff_runs, manifest_diff
 from inferdbg.probes.diff_tokens.rows import RowKey, RowSummary, TokenRow, summarize_row
@@ -76,10 +76,42 @@ def test_a_flip_gives_both_tokens_with_their_own_logprobs() -> None:
     assert pair.difference.before == (1, 5)  # the prompt's end, then the output so far
 
 
-def test_an_output_that_ended_earlier_is_cut_short() -> None:
-    pair = compare_rows(row("x", [1], [5, 6]), row("x", [1], [5], run="b", finish_reason=None), "prompt")
-    assert pair.difference is not None
-    assert (pair.difference.kind, pair.difference.b, pair.difference.index) == ("cut_short", None, 1)
+@pytest.mark.parametrize("cut", [None, "abort", "error"])
+@pytest.mark.parametrize("rest", [[6], [6, 7]])
+def test_an_output_that_was_cut_off_where_it_agreed_decides_nothing(cut: str | None, rest: list[int]) -> None:
+    for swap in (False, True):
+        rows = row("x", [1], [5, *rest]), row("x", [1], [5], run="b", finish_reason=cut)
+        pair = compare_rows(*(reversed(rows) if swap else rows), "prompt")
+        assert (pair.verdict, pair.undecided, pair.kind) == (Verdict.INCONCLUSIVE, Undecided.UNFINISHED, "cut_short")
+        assert pair.difference is not None
+        assert (pair.difference.a if swap else pair.difference.b) is None
+        assert (pair.difference.index, pair.outputs_agree_for) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("a", "reason_a", "b", "reason_b", "verdict"),
+    [
+        ([5, 6], "stop", [5], "stop", Verdict.OUTPUT_DIFFERS),  # both came to their own end
+        ([5, 6], None, [5], "length", Verdict.OUTPUT_DIFFERS),  # the longer one was cut off: it has gone on already
+        ([5, 6], None, [5, 7], None, Verdict.OUTPUT_DIFFERS),  # they parted before
+        ([5, 6], None, [5], None, Verdict.INCONCLUSIVE),
+        ([5, 6], "stop", [5, 6], None, Verdict.INCONCLUSIVE),  # the same so far, but only one of them has ended
+        ([5, 6], None, [5, 6], None, Verdict.IDENTICAL),  # cut off at the same token
+        ([], None, [], None, Verdict.INCONCLUSIVE),  # nothing was compared
+        ([], "stop", [], "stop", Verdict.IDENTICAL),
+    ],
+)
+def test_what_unfinished_outputs_can_decide(
+    a: list[int], reason_a: str | None, b: list[int], reason_b: str | None, verdict: Verdict
+) -> None:
+    rows = row("x", [1], a, finish_reason=reason_a), row("x", [1], b, run="b", finish_reason=reason_b)
+    assert compare_rows(*rows, "prompt").verdict is verdict
+    assert diff([rows[0]], [rows[1]]).verdict is verdict  # also where the digests alone settle it
+
+
+def test_different_prompts_differ_whatever_is_known_of_the_outputs() -> None:
+    pair = compare_rows(row("x", [1], None), row("x", [2], [5], run="b"), "client_request_id")
+    assert (pair.verdict, pair.outputs_agree_for, pair.undecided) == (Verdict.INPUT_DIFFERS, None, None)
 
 
 def test_other_sampling_is_told_apart_from_other_output() -> None:
@@ -100,6 +132,34 @@ def test_unlogged_ids_are_inconclusive_not_identical() -> None:
     result = diff([row("x", None, None)], [row("x", None, None, run="b")])
     assert (result.verdict, result.is_different) == (Verdict.INCONCLUSIVE, False)
     assert diff([], []).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("outputs_b", "verdict"),
+    [
+        ([[5], [6]], Verdict.IDENTICAL),
+        ([[5], None], Verdict.INCONCLUSIVE),  # one identical pair does not speak for the other
+        ([[7], None], Verdict.OUTPUT_DIFFERS),  # and a difference is one whatever else is not known
+    ],
+)
+def test_the_whole_is_identical_only_if_every_pair_is(outputs_b: list[list[int] | None], verdict: Verdict) -> None:
+    a = [row(str(i), [i], [5 + i]) for i in range(2)]
+    result = diff(a, [row(str(i), [i], output, run="b") for i, output in enumerate(outputs_b)])
+    assert (result.verdict, result.is_different) == (verdict, verdict is Verdict.OUTPUT_DIFFERS)
+
+
+def test_an_inconclusive_document_says_why_and_what_would_decide() -> None:
+    a = [row("x", [1], [5, 6]), row("y", [2], [5]), row("z", [3], [5])]
+    b = [row("x", [1], [5], finish_reason=None), row("y", [2], None), row("z", [3], [5])]
+    document = diff_document(diff(a, b), "A", "B", [], Decoder(None), Decoder(None), ["A: torn"])
+    assert document["verdict"] == "inconclusive"
+    assert [(u["reason"], u["num_pairs"]) for u in document["undecided"]] == [("no_ids", 1), ("unfinished", 1)]
+    assert "let them end" in document["undecided"][1]["would_decide"]
+    assert [pair["evidence"]["undecided"] for pair in document["pairs"]] == ["unfinished", "no_ids", None]
+    assert [pair["class"] for pair in document["pairs"]] == ["cut_short", None, None]
+    assert document["warnings"] == ["A: torn"]
+    nothing = diff_document(diff([], []), "A", "B", [], Decoder(None), Decoder(None))
+    assert [u["reason"] for u in nothing["undecided"]] == ["no_pair"]
 
 
 def test_unmatched_requests_are_reported_and_weigh_only_when_asked() -> None:
@@ -128,7 +188,8 @@ def test_rows_that_vanish_between_the_passes_are_inconclusive() -> None:
             self._rows = []
 
     log_b = LosingLog([row("x", [1], [3], run="b")])
-    assert diff_runs(log_a, log_b).pairs[0].verdict is Verdict.INCONCLUSIVE
+    pair = diff_runs(log_a, log_b).pairs[0]
+    assert (pair.verdict, pair.undecided) == (Verdict.INCONCLUSIVE, Undecided.DELETED)
 
 
 def test_hashed_logs_are_compared_up_to_the_first_difference_only() -> None:

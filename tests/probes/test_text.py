@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferdbg.probes.text import printable, shortened, valid_unicode
+from inferdbg.probes.text import message_text, printable, shortened, valid_unicode
 
 HOSTILE = [
     ("\x1b[2J\x1b[31mred", "\\x1b[2J\\x1b[31mred"),
@@ -44,6 +44,11 @@ def test_shortened_keeps_the_limit_and_says_when_it_cut(text: str, limit: int) -
     shown = shortened(text, limit)
     assert len(shown) <= limit
     assert shown == printable(text) or shown.endswith("…")
+
+
+def test_a_message_keeps_its_lines_and_its_backslashes_and_nothing_else_a_terminal_obeys() -> None:
+    told = "cannot read 'a\\x1b':\n  \x1b[2J\u202e\x9b\r"
+    assert message_text(told) == "cannot read 'a\\x1b':\n  \\x1b[2J\\u202e\\x9b\\r"
 
 
 def test_valid_unicode_can_be_encoded() -> None:

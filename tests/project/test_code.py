@@ -29,7 +29,7 @@ def test_public_names_exist(modules: dict[str, Path]) -> None:
                 case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
                     listed = ast.literal_eval(value)
                 case ast.Assign(targets=targets):
-                    defined |= {t.id for t in targets if isinstance(t, ast.Name)}
+                    defined |= {t.id for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)}
                 case ast.AnnAssign(target=ast.Name(id=target)):
                     defined.add(target)
                 case ast.FunctionDef(name=target) | ast.AsyncFunctionDef(name=target) | ast.ClassDef(name=target):

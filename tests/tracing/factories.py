@@ -73,6 +73,7 @@ def choice(output_ids: tuple[int, ...] = (20, 21, 22), **changes: Any) -> Choice
         prompt_index=0,
         choice_index=0,
         seq_id=0,
+        seed=7,
         output_ids=output_ids,
         output_logprobs=tuple(-0.25 * (i + 1) for i in range(number)),
         top_k=2,
@@ -135,7 +136,11 @@ def core_started(incarnation: int = 1, **changes: Any) -> CoreStarted:
 
 
 def step(number: int = 1, seqs: tuple[int, ...] = (0,), *, prefill: int = 0, **changes: Any) -> StepRecord:
-    """A decode step of the sequences; with `prefill`, the last one computes so many prompt tokens instead."""
+    """A decode step of the sequences; with `prefill`, the last one computes so many prompt tokens instead.
+
+    The first step admits its sequences.
+    """
+    admitted = seqs if number == 1 else ()
     is_prefill = tuple(bool(prefill) and i == len(seqs) - 1 for i in range(len(seqs)))
     base = StepRecord(
         step=number,
@@ -158,9 +163,9 @@ def step(number: int = 1, seqs: tuple[int, ...] = (0,), *, prefill: int = 0, **c
         sampled_top_ids=tuple(x for seq in seqs for x in (100 * seq + number, 9)),
         sampled_top_logprobs=tuple(x for _ in seqs for x in (-0.5, -2.0)),
         prompt_scores=(),
-        admitted_seq_ids=(),
-        admitted_cached=(),
-        admitted_is_resume=(),
+        admitted_seq_ids=admitted,
+        admitted_cached=(0,) * len(admitted),
+        admitted_is_resume=(False,) * len(admitted),
         preempted_seq_ids=(),
         preempted_lost=(),
         finished_seq_ids=(),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from inferdbg.cli.main import command_line, verbs_of
 from inferdbg.tracing.disclosure import (
     ENVIRONMENT,
     FLAGS,
@@ -52,6 +53,14 @@ def test_no_listed_name_is_that_of_a_secret():
         assert not {"key", "token", "secret", "password", "credential", "auth", "header", "headers"} & set(words) or (
             name in ("--token-log", "--token-budget")
         )
+
+
+def test_every_listed_flag_is_one_of_the_command_line():
+    params = [param for verb in verbs_of(command_line()).values() for param in verb.params]
+    options = [param for param in params if param.param_type_name == "option"]
+    is_switch = {name: option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)}
+    assert {name: is_switch.get(name) for name in FLAGS} == dict.fromkeys(FLAGS, False)
+    assert {name: is_switch.get(name) for name in SWITCHES} == dict.fromkeys(SWITCHES, True)
 
 
 def test_only_listed_variables_are_shown():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from inferdbg.tracing.frames import END_MARK, FrameEncoder, StreamTail, read_frames
+from inferdbg.tracing.frames import END_MARK, FrameEncoder, StreamTail, open_stream, read_frames, read_stream
 
 SCHEMA = pa.schema([("a", pa.int64()), ("l", pa.list_(pa.float32())), ("s", pa.string())])
 BATCHES = [
@@ -65,3 +65,18 @@ def test_bytes_after_the_end_mark_are_said(tmp_path):
     batches, tail = read(tmp_path / "s", CLOSED + FRAMES[0])
     assert batches == BATCHES
     assert tail.damage == f"{len(FRAMES[0])} bytes follow the end mark"
+
+
+def test_a_stream_held_open_is_read_as_it_was_whatever_becomes_of_the_file(tmp_path):
+    path = tmp_path / "s"
+    begun = OPENING + FRAMES[0] + FRAMES[1][:-9]
+    path.write_bytes(begun)
+    stream = open_stream(path)
+    with open(path, "ab") as file:  # the rest of the message comes, and all that follows
+        file.write(CLOSED[len(begun) :])
+    assert read(path, CLOSED)[0] == BATCHES
+    path.unlink()
+    for _ in range(2):
+        tail = StreamTail()
+        assert list(read_stream(stream, tail)) == BATCHES[:1]
+        assert tail.damage.startswith("torn")

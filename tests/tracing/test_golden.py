@@ -39,7 +39,8 @@ def test_a_golden_run_reads_as_it_was_recorded(path):
     assert row["output_logprobs"] == [-0.25, -0.5, -0.75, -1.0]
     assert row["sampling"]["seed"] == 7
     assert row["output_text"] == "a text"
-    assert [step["step"] for step in run.steps_of(row["token_steps"], "0", 1)] == [1, 2, 3, 4]
+    cores = [(step["incarnation"], step["step"]) for batch in run.steps() for step in batch.to_pylist()]
+    assert {(1, number) for number in row["token_steps"]} <= set(cores)
     assert [doc["incarnation"] for doc in run.replicas] == [1, 2]
     assert run.clock.wall_ns == 1_796_000_000_000_000_000
 

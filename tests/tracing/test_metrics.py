@@ -91,6 +91,51 @@ def test_every_end_is_counted(make):
     assert reasons == {"stop": 1, "abort": 1, "none": 1, "length": 0}
 
 
+def test_who_was_never_accepted_counts_as_it_ended(make):
+    ends = (EndKind.ABORTED, EndKind.FAILED, EndKind.FAILED)
+    value = feed(make(), *(rejected(f"r{n}", end=end, reason="x") for n, end in enumerate(ends)))
+    counted = {end.value: value("requests_closed_total", end=end.value) for end in EndKind}
+    assert counted == {"finished": 0, "aborted": 1, "rejected": 0, "failed": 2}
+    assert value("requests_rejected_total", reason="x") is None
+
+
+def test_what_the_scheduler_has_not_seen_waits_too(make):
+    metrics = make()
+    early = arrived("a", time_ns=START_NS + 100 * MS, prompts=((1, 2), (3,)), seq_ids=(0, 1))
+    value = feed(metrics, core_started(1), early, arrived("b", time_ns=START_NS + 200 * MS, seq_ids=(2,)))
+    # no step at all: the core loads, or stalls
+    assert (value("requests_waiting", reason="unseen"), value("waiting_tokens", reason="unseen")) == (3, 2 + 1 + 4)
+    assert value("oldest_waiting_seconds") == pytest.approx(0.4)
+    line = {"waiting_reasons": (WaitReason.SLOTS,), "waiting_requests": (1,), "waiting_tokens": (1,)}
+    admitted = {"admitted_seq_ids": (0,), "admitted_cached": (0,), "admitted_is_resume": (False,)}
+    record = step(1, (0,), **line, **admitted, oldest_waiting_ns=START_NS + 150 * MS)
+    feed(metrics, record, arrived("c", time_ns=START_NS + 300 * MS, prompts=((1,) * 9,), seq_ids=(3,)))
+    # of 1, 2 and 3 the step saw one: the first of them
+    assert (value("requests_waiting", reason="slots"), value("requests_waiting", reason="unseen")) == (1, 2)
+    assert (value("waiting_tokens", reason="slots"), value("waiting_tokens", reason="unseen")) == (1, 4 + 9)
+    assert value("oldest_waiting_seconds") == pytest.approx(0.4)  # of the prompt that came with the admitted one
+    feed(metrics, closed(early, end=EndKind.ABORTED))
+    assert value("oldest_waiting_seconds") == pytest.approx(0.35)  # as of the last step
+
+
+def test_a_sequence_that_waits_again_or_is_paused_hides_nobody_that_is_unseen(make):
+    metrics = make()
+    feed(metrics, arrived("a", seq_ids=(0,)), arrived("b", seq_ids=(1,)), step(1, (0, 1)))
+    reasons = (WaitReason.PAGES, WaitReason.CREDIT)
+    line = {"waiting_reasons": reasons, "waiting_requests": (1, 1), "waiting_tokens": (5, 1)}
+    record = step(2, (0,), preempted_seq_ids=(1,), preempted_lost=(4,), **line)
+    value = feed(metrics, record, arrived("c", seq_ids=(2,)))
+    assert value("requests_waiting", reason="unseen") == 1
+    feed(metrics, step(3, (0, 1, 2), waiting_reasons=(), waiting_requests=(), waiting_tokens=()))
+    assert value("requests_waiting", reason="unseen") == 0
+
+
+def test_a_core_that_is_lost_has_seen_nobody(make):
+    lost = EngineLost(incarnation=1, time_ns=0, reason="x", request_ids=())
+    value = feed(make(), arrived("a", seq_ids=(0,)), step(1, (7,), waiting_requests=(1,), waiting_tokens=(4,)), lost)
+    assert (value("requests_waiting", reason="unseen"), value("requests_waiting", reason="slots")) == (1, 0)
+
+
 def test_rejection_reasons_are_bounded(make):
     value = feed(make(), *(rejected(f"r{n}", reason=f"made up {n}") for n in range(100)))
     assert value("requests_closed_total", end="rejected") == 100

@@ -12,7 +12,8 @@ from tracing_otlp_receivers import GrpcReceiver, HttpReceiver
 from inferdbg.engine.errors import UsageError
 from inferdbg.engine.serving.events import EndKind
 from inferdbg.tracing.losses import Losses
-from inferdbg.tracing.otlp_export import OtlpProtocol, SpanShipper, choose_protocol, make_exporter
+from inferdbg.tracing.otlp_endpoint import OtlpProtocol
+from inferdbg.tracing.otlp_export import SpanShipper, make_exporter
 from inferdbg.tracing.sampling import parse_sample_rule
 
 
@@ -119,23 +120,7 @@ def test_the_queue_is_bounded_and_whole_trees_are_dropped():
     exporter.release.set()
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "environ", "protocol"),
-    [
-        ("http://localhost:4317", {}, OtlpProtocol.GRPC),
-        ("http://localhost:4318", {}, OtlpProtocol.HTTP),
-        ("https://host/v1/traces", {}, OtlpProtocol.HTTP),
-        ("http://localhost:4318", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, OtlpProtocol.GRPC),
-        ("http://h:1", {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}, OtlpProtocol.HTTP),
-    ],
-)
-def test_the_protocol_follows_the_environment_then_the_endpoint(endpoint, environ, protocol):
-    assert choose_protocol(endpoint, environ) is protocol
-
-
-def test_what_cannot_be_exported_to_is_refused():
-    with pytest.raises(UsageError, match="grpc or http/protobuf"):
-        choose_protocol("http://h", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})
+def test_what_is_no_url_cannot_be_exported_to():
     for endpoint in ("localhost:4317", "ftp://x", "http://"):
         with pytest.raises(UsageError, match="http:// or https://"):
             make_exporter(endpoint, OtlpProtocol.GRPC)

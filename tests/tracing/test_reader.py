@@ -9,8 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from tracing_factories import MS, START_NS, Script, arrived, choice, closed, core_started, rejected, step
 
+from inferdbg.engine.core.events import StepFailed
 from inferdbg.engine.core.sampling_params import SamplingParams
 from inferdbg.engine.errors import RunError
+from inferdbg.engine.serving.events import EndKind
 from inferdbg.tracing import housekeeping, machine, reader
 from inferdbg.tracing.reader import RunStatus, open_run
 from inferdbg.tracing.schema import REQUESTS, conform
@@ -107,14 +109,6 @@ def test_rows_of_one_request_come_in_order_from_whatever_segments(start):
         recording.observer(event)
     recording.close()
     assert [row["choice_index"] for row in open_run(recording.run_dir).find_request("many")] == [0, 1, 2]
-
-
-def test_steps_of_a_request_are_found_by_number(recorded):
-    run = open_run(recorded.run_dir)
-    found = run.steps_of([4, 2, 2, 99], "0", 1)
-    assert [row["step"] for row in found] == [2, 4]
-    assert found[0]["sampled_ids"] == [2, 102, 202, 302]
-    assert run.steps_of([2], "0", 7) == run.steps_of([], "0", 1) == []
 
 
 def test_parquet_is_preferred_over_a_stream_of_the_same_name(recorded):
@@ -227,6 +221,82 @@ def test_requests_in_flight_have_what_their_sequences_sampled(start):
     assert flight.rows()[2]["prompt_token_ids"] == [3]
 
 
+def test_rows_in_flight_have_the_columns_of_the_token_log(start):
+    recording = start()
+    done = arrived("done", seq_ids=(1,))
+    for event in (core_started(1), arrived("open"), arrived("bare", seq_ids=()), done, closed(done), step(1, (0,))):
+        recording.observer(event)
+    recording.flush()
+    run = open_run(recording.run_dir)
+    (row,) = run.find_request("open")
+    for name in ("open", "bare", "done"):
+        assert list(run.find_request(name)[0]) == REQUESTS.names
+    assert (row["end"], row["status"], row["error"], row["busy"], row["finish_reason"]) == (None,) * 5
+    assert (row["seq_id"], row["num_prompt_tokens"], row["output_token_ids"]) == (0, 4, [1])
+
+
+def admits(*seq_ids):
+    number = len(seq_ids)
+    return {"admitted_seq_ids": seq_ids, "admitted_cached": (0,) * number, "admitted_is_resume": (False,) * number}
+
+
+def test_a_hole_in_the_steps_is_told_of_those_in_flight_that_it_may_concern(start):
+    recording = start()
+    late_ns = step(5).start_ns + MS
+    events = [
+        core_started(1), arrived("unlucky", seq_ids=(0,)), arrived("ended", seq_ids=(1,)),
+        step(1, (0, 1), **admits(0, 1)),
+        step(2, (0, 1), finished_seq_ids=(1,), finished_reasons=("stop",)),
+        step(5, (0,)),
+        arrived("later", seq_ids=(2,), time_ns=late_ns), step(6, (0, 2), **admits(2)), step(7, (0, 2)),
+        arrived("unadmitted", seq_ids=(3,), time_ns=late_ns), step(8, (3,)),
+    ]  # fmt: skip
+    for event in events:
+        recording.observer(event)
+    recording.flush()
+    run = open_run(recording.run_dir)
+    assert {flight.request_id: flight.rows()[0]["steps_complete"] for flight in run.in_flight()} == {
+        "unlucky": False, "ended": True, "later": True, "unadmitted": False
+    }  # fmt: skip
+    (row,) = run.find_request("unlucky")
+    assert (row["output_token_ids"], row["num_output_tokens"]) == ([1, 2, 5, 6, 7], None)
+
+
+def test_a_failed_step_is_no_hole(start):
+    recording = start()
+    failed = StepFailed(step=2, time_ns=step(2).start_ns, stage="execute", error="x", seq_ids=(9,))
+    for event in (core_started(1), arrived("open"), step(1, (0,), **admits(0)), failed, step(3, (0,))):
+        recording.observer(event)
+    recording.flush()
+    assert open_run(recording.run_dir).find_request("open")[0]["steps_complete"] is True
+
+
+@pytest.mark.parametrize("seals", [False, True])
+def test_a_request_that_closes_between_two_passes_counts_once(start, seals):
+    recording = start()
+    recording.observer(core_started(1))
+    recording.observer(arrived("first"))
+    recording.observer(arrived("second", seq_ids=(1,)))
+    recording.observer(closed(arrived("first")))
+    recording.flush()
+    run = open_run(recording.run_dir)
+    assert ids(run) == ["first"]
+    recording.observer(step(1, (1,), **admits(1)))
+    recording.observer(closed(arrived("second", seq_ids=(1,))))
+    recording.observer(arrived("third", seq_ids=(2,)))
+    recording.flush()
+    if seals:
+        recording.close()
+        assert not list(recording.run_dir.rglob("*.arrows"))
+    assert ids(run) == ["first"]
+    assert [flight.request_id for flight in run.in_flight()] == ["second"]
+    assert (summarize(run).num_requests, summarize(run).in_flight) == (2, 1)
+    assert run.find_request("second")[0]["end"] is None
+    again = summarize(open_run(recording.run_dir))
+    assert (again.ends["finished"], again.in_flight) == (2, 1)
+    assert run.warnings == []
+
+
 def test_a_request_in_flight_whose_sequences_are_not_known_has_its_prompts(start):
     recording = start()
     recording.observer(arrived("odd", prompts=((1, 2), (3,)), seq_ids=()))
@@ -255,10 +325,7 @@ def test_the_tokenizer_of_a_run_cannot_lie_outside_of_it(recorded, tmp_path):
     recorded.close()
     (tmp_path / "elsewhere").mkdir()
     rewrite(recorded.run_dir, tokenizer={"path": "../elsewhere"})
-    run = open_run(recorded.run_dir)
-    assert run.tokenizer_dir is None
-    with pytest.raises(RunError, match="holds no tokenizer"):
-        run.tokenizer()
+    assert open_run(recorded.run_dir).tokenizer_dir is None
 
 
 def test_a_summary_counts_requests_once_and_tokens_where_they_are(start):
@@ -283,9 +350,20 @@ def test_a_summary_counts_requests_once_and_tokens_where_they_are(start):
     assert document["ttft_seconds"] == {"p50": 0.016, "p95": 0.016, "p99": 0.016}
     assert document["itl_seconds"]["p50"] == pytest.approx(0.020)  # gaps of 40, 20 and 20 ms
     assert document["in_flight_requests"] == [
-        {"request_id": "waiting", "client_request_id": None, "output_tokens": [0]}
+        {"request_id": "waiting", "client_request_id": None, "prompt_tokens": 4, "output_tokens": 0}
     ]
     json.dumps(document)
+
+
+def test_sums_are_over_accepted_requests_however_the_others_ended(start):
+    recording = start()
+    for event in (closed(arrived("a")), rejected("b", end=EndKind.ABORTED), rejected("c", end=EndKind.FAILED)):
+        recording.observer(event)
+    recording.flush()
+    summary = summarize(open_run(recording.run_dir))
+    assert summary.ends == {"finished": 1, "aborted": 1, "rejected": 0, "failed": 1}
+    assert summary.e2e_sum_seconds == pytest.approx(0.059)
+    assert summary.deleted == {"segments": 0, "bytes": 0, "tables": {}}
 
 
 def test_an_empty_run_has_a_summary(start):

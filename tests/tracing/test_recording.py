@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -263,6 +264,103 @@ def test_a_directory_that_holds_a_run_is_refused(start):
     start().close()
     with pytest.raises(UsageError, match="already holds a run"):
         start()
+
+
+def test_a_directory_that_holds_anything_is_refused_and_left_as_it_is(start, tmp_path):
+    place = tmp_path / "mine"
+    place.mkdir(mode=0o755)
+    (place / "results.parquet").write_bytes(b"work of weeks")
+    with pytest.raises(UsageError, match=r"mine is not empty; --run-dir takes a directory that is new or empty"):
+        start(run_dir=place)
+    with pytest.raises(UsageError, match=r"results\.parquet is a file"):
+        start(run_dir=place / "results.parquet")
+    assert [path.name for path in place.iterdir()] == ["results.parquet"]
+    assert stat.S_IMODE(place.stat().st_mode) == 0o755
+
+
+def test_an_empty_directory_is_taken_as_it_is(start, tmp_path):
+    place = tmp_path / "mine"
+    place.mkdir(mode=0o750)
+    recording = start(run_dir=place)
+    observe(recording, *Script(num_requests=1).run())
+    recording.close()
+    assert len(open_run(place).find_request("req-0000")) == 1
+    assert stat.S_IMODE(place.stat().st_mode) == 0o750
+    assert {stat.S_IMODE(path.stat().st_mode) for path in place.iterdir() if path.is_dir()} == {0o700}
+
+
+@pytest.mark.parametrize("name", ["", "eu/0", "../../x", "..", ".hidden", "a b", "ä", "x" * 65, "a\n"])
+def test_a_replica_that_is_no_name_of_a_file_is_refused(start, tmp_path, name):
+    with pytest.raises(UsageError, match="--replica must be"):
+        start(replica=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replica_with_dots_keeps_its_segments_apart(start):
+    recording = start(replica="eu-1.b_2")
+    observe(recording, *Script(num_requests=1).run())
+    recording.close()
+    assert [path.name for path in (recording.run_dir / "requests").iterdir()] == ["eu-1.b_2.1.000000.parquet"]
+    assert rows(recording)[0]["replica"] == "eu-1.b_2"
+
+
+@pytest.mark.parametrize("label", ["", "le", "quantile", "stage", "reason", "version", "__name__", "1st", "a-b", "a\n"])
+def test_a_label_that_metrics_cannot_carry_is_refused(start, label):
+    with pytest.raises(UsageError, match="--replica-label"):
+        start(run_dir=None, replica_label=label)
+
+
+@pytest.mark.parametrize("end", [EndKind.ABORTED, EndKind.FAILED])
+def test_a_request_that_was_never_accepted_ends_as_it_did_in_the_stage_it_had_reached(start, end):
+    recording = start()
+    bounds = Boundaries(received_ns=START_NS, parsed_ns=START_NS + MS)
+    observe(recording, rejected(end=end, boundaries=bounds, reason="x", closed_ns=START_NS + 5 * MS), rejected("plain"))
+    cut, plain = rows(recording)
+    assert (cut["end"], plain["end"]) == (end.value, "rejected")
+    stages = {name: ns for name, ns in cut["request_stages"].items() if ns is not None}
+    assert stages == {"io_receive_ns": MS, "tokenize_ns": 4 * MS}
+    assert [stage.name for stage in row_stages(plain)] == ["io.receive"]
+
+
+@pytest.mark.parametrize("mode", [TokenLogMode.OFF, TokenLogMode.HASHED])
+def test_without_plain_ids_no_words_that_may_quote_a_client_are_written(start, mode):
+    recording = start(token_log=mode, token_log_key=bytes(32))
+    secret = "secret 40961"
+    failed = [
+        closed(arrived("engine"), end=EndKind.FAILED, status=500, error=secret, error_type="engine_error", choices=()),
+        closed(arrived("streamed"), end=EndKind.REJECTED, error=secret, error_type="context_length", choices=()),
+    ]
+    lost = closed(arrived("lost"), end=EndKind.FAILED, error="killed by signal 9", error_type="engine_lost", choices=())
+    refused = rejected("bad", status=400, reason="invalid_request", message=f"the template refuses: {secret}")
+    step_failed = StepFailed(step=4, time_ns=START_NS, stage="execute", error=f"IndexError: {secret}", seq_ids=(0,))
+    observe(recording, core_started(), refused, *failed, lost, step_failed)
+    recording.close()
+    assert {row["request_id"]: (row["error_type"], row["error"]) for row in rows(recording)} == {
+        "bad": ("invalid_request", None), "engine": ("engine_error", None), "streamed": ("context_length", None),
+        "lost": ("engine_lost", "killed by signal 9"),
+    }  # fmt: skip
+    assert rows(recording, "steps")[0]["error"] == "IndexError"
+    files = [path for path in recording.run_dir.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"secret" in path.read_bytes()]
+
+
+def test_what_anybody_can_send_is_written_at_a_bounded_rate_and_the_rest_counted(start):
+    recording = start()
+    flood = [
+        rejected(f"r{n}", status=401, reason="invalid_api_key", closed_ns=START_NS + n * 10 * MS) for n in range(200)
+    ]
+    observe(recording, *flood, rejected("known", closed_ns=START_NS + 10 * MS))
+    found = rows(recording)
+    seconds = Counter(row["closed_ns"] // 10**9 for row in found if row["status"] == 401)
+    assert set(seconds.values()) == {10}
+    assert len(seconds) == 2
+    assert found[-1]["request_id"] == "known"
+    assert recording.dropped()["refusals"] == 180
+    spans = [line for path in (recording.run_dir / "spans").iterdir() for line in path.read_text().splitlines()]
+    assert sum(line.count('"text_completion"') for line in spans) >= 21
+    assert sum(line.count("invalid_api_key") for line in spans) == 20
+    body = recording.metrics_response()[0].decode()
+    assert 'inferdbg_requests_rejected_total{reason="invalid_api_key",replica="0"} 200.0' in body
 
 
 def test_an_unwritable_directory_stops_nothing_and_the_loss_is_shown(start, tmp_path, caplog):

@@ -80,6 +80,18 @@ def test_rows_wait_for_a_disk_that_fails_and_are_written_when_it_is_back(tmp_pat
     assert numbers(closed[0]) == [1, 2, 3]
 
 
+def test_an_opening_that_fails_uses_up_no_number(tmp_path, closed, full_disk, monkeypatch):
+    monkeypatch.setattr(segments, "_RETRY_SECONDS", 0.0)
+    writer = TableWriter(tmp_path / "requests", SCHEMA, "0", keep_bytes=1 << 20, on_closed=closed.append)
+    with full_disk(100):
+        assert writer.write(batch(1)) == 0
+    assert list((tmp_path / "requests").iterdir()) == []
+    assert writer.write(batch(2)) == 0
+    writer.close()
+    assert [path.name for path in closed] == ["0.0.000000.arrows"]
+    assert numbers(closed[0]) == [1, 2]
+
+
 def test_what_cannot_wait_is_lost_and_counted(tmp_path, closed):
     blocker = tmp_path / "run"
     blocker.touch()

@@ -95,7 +95,7 @@ def test_attributes_carry_the_current_conventions(builder):
         "gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "inferdbg", "gen_ai.request.model": "tiny",
         "gen_ai.request.temperature": 0.0, "gen_ai.request.top_k": 40, "gen_ai.request.choice.count": 2,
         "gen_ai.request.seed": 3, "gen_ai.request.presence_penalty": 0.5, "gen_ai.usage.input_tokens": 4,
-        "gen_ai.usage.output_tokens": 3, "gen_ai.usage.cache_read.input_tokens": 3,
+        "gen_ai.usage.output_tokens": 3, "gen_ai.usage.cache_read.input_tokens": 2,
         "gen_ai.response.finish_reasons": ("stop", "stop"), "gen_ai.response.time_to_first_chunk": 0.016,
         "inferdbg.ttft_seconds": 0.016, "inferdbg.client_request_id": "mine", "inferdbg.end": "finished",
         "server.address": "127.0.0.1", "server.port": 8000, "http.response.status_code": 200,
@@ -117,6 +117,31 @@ def test_every_end_but_finished_is_an_error_with_a_type_in_the_stage_it_was_cut_
     assert spans[0].status.status_code is StatusCode.ERROR
     assert spans[0].attributes["error.type"] == expected
     assert spans[0].end_time == spans[-1].end_time == CLOCK.wall_ns + 9 * MS
+
+
+def test_cached_tokens_count_once_a_prompt_as_they_do_for_the_client(builder):
+    arrival = arrived(prompts=((1, 2), (3, 4)), sampling=SamplingParams(n=2, seed=1), seq_ids=(0, 1, 2, 3))
+    found = ((0, 0, 16), (0, 1, 32), (1, 0, None), (1, 1, 48))
+    choices = tuple(choice(prompt_index=p, choice_index=c, cached_tokens=n) for p, c, n in found)
+    assert tree(builder, closed(arrival, choices=choices))[0].attributes["gen_ai.usage.cache_read.input_tokens"] == 16
+
+
+def test_a_choice_without_a_finish_reason_is_given_none(builder):
+    reason = "gen_ai.response.finish_reasons"
+    cut = choice((3,), choice_index=1, finish_reason=None)
+    assert tree(builder, closed(choices=(choice(), cut)))[0].attributes[reason] == ("stop",)
+    assert reason not in tree(builder, closed(choices=(cut,), end=EndKind.ABORTED))[0].attributes
+    assert reason not in tree(builder, closed(choices=(), end=EndKind.FAILED))[0].attributes
+
+
+@pytest.mark.parametrize("end", [EndKind.ABORTED, EndKind.FAILED])
+def test_a_request_cut_short_before_it_was_accepted_says_how_and_where(builder, end):
+    bounds = Boundaries(received_ns=START_NS, parsed_ns=START_NS + MS)
+    root, *stages = builder.rejected(rejected(end=end, boundaries=bounds, closed_ns=START_NS + 4 * MS))
+    assert root.attributes["inferdbg.end"] == end.value
+    assert root.status.status_code is StatusCode.ERROR
+    assert [(s.name, s.end_time - CLOCK.wall_ns) for s in stages] == [("io.receive", MS), ("tokenize", 4 * MS)]
+    assert root.end_time == stages[-1].end_time
 
 
 def test_a_rejected_request_has_a_root_with_its_reason(builder):

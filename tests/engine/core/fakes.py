@@ -14,7 +14,7 @@ from inferdbg.engine.config import CoreConfig
 from inferdbg.engine.core.engine import Engine
 from inferdbg.engine.core.events import CoreEvent, FinishReason, StepFailed, StepRecord
 from inferdbg.engine.core.model_info import ModelInfo
-from inferdbg.engine.core.runner import SampledTokens, SampleRow, ScoreRow, StepBatch
+from inferdbg.engine.core.runner import RowsFailed, SampledTokens, SampleRow, ScoreRow, StepBatch
 from inferdbg.engine.core.sampling_params import SamplingParams
 from inferdbg.engine.core.sequence import SequenceRequest
 
@@ -69,14 +69,16 @@ def masked_ids(params: SamplingParams, output_index: int, eos: frozenset[int]) -
 
 
 class HashRunner:
-    """Stands in for the model. `fail_next` names the stage whose next call raises, after half its writes."""
+    """Stands in for the model. `fail_next` names the stage whose next call raises, after half its writes; sequences in
+    `unsamplable` have logits that nothing can be sampled from.
+    """
 
     def __init__(self, num_pages: int, page_size: int, eos: frozenset[int] = frozenset({EOS})) -> None:
         self.slots = [0] * (num_pages * page_size)
         self.fail_next: str | None = None
         self.batches: list[StepBatch] = []
         self.sample_calls: list[tuple[list[SampleRow], list[ScoreRow], int]] = []
-        self.vocab_size = VOCAB
+        self.unsamplable: set[int] = set()
         self._page_size = page_size
         self._eos = eos
         self._logits: list[int] = []
@@ -109,6 +111,9 @@ class HashRunner:
         if self.fail_next == "sample":
             self.fail_next = None
             raise RuntimeError("planted: sample")
+        wanted = dict.fromkeys([*(row.seq_id for row in scores), *(row.seq_id for row in rows)])
+        if failed := tuple(seq_id for seq_id in wanted if seq_id in self.unsamplable):
+            raise RowsFailed(failed, "planted: rows")
         hashes = [self._logits[row.logits_row] for row in rows]
         ids = [self._choose(row, h) for row, h in zip(rows, hashes, strict=True)]
         tops = [(h, t) for h in hashes for t in top(h, top_k)]
@@ -229,7 +234,6 @@ def rig(
         num_layers=1,
         num_kv_heads=1,
         head_dim=1,
-        bos_token_id=None,
         eos_token_ids=eos,
     )
     core = CoreConfig(model_dir=Path("unused"), page_size=page_size, **config)
@@ -242,7 +246,7 @@ def request(seq_id: int, prompt: Seq[int], **fields: Any) -> SequenceRequest:
     return SequenceRequest(seq_id=seq_id, prompt_ids=tuple(prompt), sampling=SamplingParams(**fields), **own)
 
 
-def expected(request: SequenceRequest, eos: frozenset[int], context: int = 4096) -> tuple[list[int], FinishReason]:
+def expected(request: SequenceRequest, eos: frozenset[int]) -> tuple[list[int], FinishReason]:
     """What a sequence must give, computed token by token, alone and without any cache."""
     params = request.sampling
     if params.forced_token_ids is not None:
@@ -255,7 +259,7 @@ def expected(request: SequenceRequest, eos: frozenset[int], context: int = 4096)
         output.append(choose(prefix, masked_ids(params, len(output), eos)))
         if output[-1] in stops and len(output) > params.min_tokens:
             return output, FinishReason.STOP
-        if len(output) == params.max_tokens or len(ids) + len(output) == context:
+        if len(output) == params.max_tokens:
             return output, FinishReason.LENGTH
         prefix = extend(prefix, output[-1])
 

@@ -116,6 +116,12 @@ class EngineMachine(RuleBasedStateMachine):
     def break_the_runner(self, stage: str) -> None:
         self.rig.runner.fail_next = stage
 
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def spoil_logits(self, data: st.DataObject) -> None:
+        """From now on nothing can be sampled for one sequence, wherever it is."""
+        self.rig.runner.unsamplable.add(data.draw(st.sampled_from(sorted(self.requests))))
+
     @invariant()
     def everything_adds_up(self) -> None:
         if not hasattr(self, "rig"):
@@ -146,14 +152,24 @@ class EngineMachine(RuleBasedStateMachine):
         ends, outputs = self.rig.ends(), self.rig.outputs()
         assert ends.keys() == self.requests.keys()
         for seq_id, made in self.requests.items():
-            tokens, reason = expected(made, self.rig.eos, CONTEXT)
+            tokens, reason = expected(made, self.rig.eos)
             got = outputs.get(seq_id, [])
             if ends[seq_id] in (FinishReason.ABORT, FinishReason.ERROR):
                 assert got == tokens[: len(got)]
             else:
                 assert (got, ends[seq_id]) == (tokens, reason)
         failed = [event for event in self.rig.events if isinstance(event, StepFailed)]
-        assert all(event.error.startswith("RuntimeError: planted") for event in failed), failed
+        assert all(event.error.endswith(("planted: rows", "planted: execute", "planted: sample")) for event in failed)
+        for event in failed:
+            if event.error.startswith("RowsFailed"):
+                assert set(event.seq_ids) <= self.rig.runner.unsamplable
+        admitted = [i for x in self.rig.records for i, again in self._admissions(x) if not again]
+        assert len(admitted) == len(set(admitted))
+        assert set(outputs) <= set(admitted)
+
+    @staticmethod
+    def _admissions(record: StepRecord) -> list[tuple[int, bool]]:
+        return list(zip(record.admitted_seq_ids, record.admitted_is_resume, strict=True))
 
 
 TestEngineMachine = EngineMachine.TestCase

@@ -8,6 +8,7 @@ from fakes import EOS, Rig, TickClock, expected, logprob, prefix_hashes, request
 
 from inferdbg.engine.core.events import FinishReason, StepFailed, StepRecord
 from inferdbg.engine.core.offline import generate
+from inferdbg.engine.core.runner import RowsFailed, SampledTokens, SampleRow, ScoreRow
 from inferdbg.engine.errors import ContextLengthExceeded, InvalidRequest, UsageError
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -76,14 +77,6 @@ def test_a_stop_as_the_last_token_allowed_is_a_stop() -> None:
     assert r.ends() == {0: FinishReason.STOP}
 
 
-def test_ends_where_the_context_ends() -> None:
-    r = rig(context=12)
-    r.add(0, PROMPT, max_tokens=100)
-    r.drain()
-    assert r.outputs()[0] == alone(PROMPT, 4)
-    assert r.ends() == {0: FinishReason.LENGTH}
-
-
 def test_forced_tokens_are_output_whatever_the_model_and_the_stops_say() -> None:
     forced = (7, EOS, 8, 8, EOS, 11)
     r = rig(eos=frozenset({EOS}))
@@ -109,24 +102,27 @@ def test_a_prompt_that_leaves_no_room_for_output_is_refused() -> None:
     assert (r.engine.has_work, r.engine.num_waiting) == (False, 0)
 
 
-@pytest.mark.parametrize(("max_tokens", "fits"), [(9, True), (10, False)])
-def test_what_can_never_fit_the_pages_is_refused(max_tokens: int, fits: bool) -> None:
-    r = rig(num_pages=4, page_size=4)
+@pytest.mark.parametrize("limits", [{"context": 16}, {"max_model_len": 16}, {"num_pages": 4, "page_size": 4}])
+def test_output_beyond_the_context_or_the_pages_is_refused_not_cut(limits: dict[str, int]) -> None:
+    r = rig(**limits)
     assert r.engine.max_model_len == 16
-    if fits:  # 16 tokens in the cache; the 17th is never computed
-        r.add(0, PROMPT, max_tokens=max_tokens)
-        r.drain()
-        assert len(r.outputs()[0]) == max_tokens
-    else:
-        with pytest.raises(ContextLengthExceeded, match="8 prompt and up to 10 output tokens can never fit") as refused:
-            r.add(0, PROMPT, max_tokens=max_tokens)
-        assert refused.value.param == "max_tokens"
+    with pytest.raises(ContextLengthExceeded, match="8 tokens and max_tokens=9 exceed the context of 16") as refused:
+        r.add(0, PROMPT, max_tokens=9)
+    assert refused.value.param == "max_tokens"
+    r.add(1, PROMPT, max_tokens=8)
+    r.drain()
+    assert r.outputs() == {1: alone(PROMPT, 8)}
+    assert r.ends() == {1: FinishReason.LENGTH}
 
 
-def test_forced_tokens_beyond_the_context_are_refused_not_cut() -> None:
+def test_forced_tokens_count_as_the_output_whatever_max_tokens_allows() -> None:
     r = rig(context=10)
-    with pytest.raises(ContextLengthExceeded, match="8 prompt and 3 forced tokens"):
+    with pytest.raises(ContextLengthExceeded, match="8 tokens and 3 forced_token_ids exceed the context") as refused:
         r.add(0, PROMPT, forced_token_ids=(1, 2, 3))
+    assert refused.value.param == "forced_token_ids"
+    r.add(1, PROMPT, max_tokens=100, forced_token_ids=(1, 2))
+    r.drain()
+    assert r.outputs() == {1: [1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -217,6 +213,57 @@ def test_a_step_that_raises_ends_its_sequences_and_no_others(stage: str) -> None
     r.drain()
     assert r.outputs()[2] == expected(healthy, r.eos)[0]
     assert r.ends() == {0: FinishReason.ERROR, 1: FinishReason.ERROR, 2: FinishReason.LENGTH}
+
+
+def test_sequences_that_cannot_be_sampled_end_alone_and_the_others_go_on() -> None:
+    r = rig(max_num_seqs=4, token_budget=20)
+    healthy = [r.add(0, PROMPT, max_tokens=9)]
+    r.add(1, [1, *PROMPT], max_tokens=9)
+    for _ in range(3):
+        r.step()
+    r.add(2, [2, *PROMPT], max_tokens=9)
+    healthy += [r.add(3, [3, *PROMPT], max_tokens=9, prompt_logprobs=1)]
+    healthy += [r.add(4, [4, *PROMPT], max_tokens=9)]
+    r.runner.unsamplable = {1, 2}
+    assert r.engine.step()
+    (failure,) = r.failures
+    assert (failure.step, failure.stage, failure.seq_ids) == (3, "sample", (1, 2))
+    assert failure.error == "RowsFailed: planted: rows"
+    r.check()
+    record = r.step()  # the same step without them, and what was decided for it is told now
+    assert record.chunk_seq_ids == (0, 3, 4)
+    assert (record.sampled_seq_ids, len(record.prompt_scores)) == ((0, 3, 4), 1)
+    assert record.admitted_seq_ids == (3, 4)
+    assert record.prefix_queried_tokens == 9  # prompt_logprobs do not look
+    r.drain()
+    for made in healthy:
+        assert r.outputs()[made.seq_id] == expected(made, r.eos)[0]
+    assert r.ends() == {1: FinishReason.ERROR, 2: FinishReason.ERROR} | {
+        made.seq_id: FinishReason.LENGTH for made in healthy
+    }
+
+
+def test_a_runner_that_blames_a_sequence_it_was_not_given_fails_the_step() -> None:
+    r = rig()
+    r.add(0, PROMPT, max_tokens=9)
+
+    def blame(rows: list[SampleRow], scores: list[ScoreRow], top_k: int) -> SampledTokens:
+        raise RowsFailed((77,), "planted")
+
+    r.runner.sample = blame  # type: ignore[method-assign]
+    assert r.engine.step()
+    assert r.failures[0].seq_ids == (0,)
+    assert not r.engine.has_work
+
+
+def test_admissions_of_a_failed_step_are_not_told_of_sequences_that_ended_in_it() -> None:
+    r = rig(max_num_seqs=1)
+    r.add(0, PROMPT, max_tokens=2)
+    r.add(1, PROMPT, max_tokens=2)
+    r.runner.fail_next = "sample"
+    r.engine.step()
+    record = r.step()
+    assert (record.admitted_seq_ids, record.admitted_cached) == ((1,), (0,))
 
 
 def test_what_a_failed_prefill_wrote_is_not_published() -> None:

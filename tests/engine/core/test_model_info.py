@@ -42,7 +42,6 @@ def test_a_plain_checkpoint(tmp_path: Path) -> None:
         num_layers=3,
         num_kv_heads=2,
         head_dim=8,
-        bos_token_id=1,
         eos_token_ids=frozenset({2}),
     )
 
@@ -82,22 +81,8 @@ def test_the_tokenizers_eos_is_looked_up_by_its_text(
     assert info.max_positions == 512
 
 
-def test_the_bos_of_a_tokenizer_counts_where_no_configuration_has_one(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        config=without("bos_token_id"),
-        tokenizer_config={"bos_token": "<s>"},
-        tokenizer={"added_tokens": [{"id": 4, "content": "<s>"}]},
-    )
-    assert read_model_info(tmp_path).bos_token_id == 4
-    write(tmp_path, generation_config={"bos_token_id": 3})
-    assert read_model_info(tmp_path).bos_token_id == 3
-
-
-def test_no_bos_and_no_eos_anywhere(tmp_path: Path) -> None:
-    info = read_model_info(write(tmp_path, config=without("bos_token_id", "eos_token_id")))
-    assert info.bos_token_id is None
-    assert info.eos_token_ids == frozenset()
+def test_no_eos_anywhere(tmp_path: Path) -> None:
+    assert read_model_info(write(tmp_path, config=without("eos_token_id"))).eos_token_ids == frozenset()
 
 
 def test_a_wrapped_language_model_is_read_from_text_config(tmp_path: Path) -> None:

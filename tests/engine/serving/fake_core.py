@@ -105,7 +105,6 @@ def build(config, observer):
         num_layers=1,
         num_kv_heads=1,
         head_dim=1,
-        bos_token_id=None,
         eos_token_ids=frozenset({tokenizer.token_to_id("<|eos|>")}),
     )
     num_pages = config.num_pages or 1024

@@ -24,7 +24,7 @@ def heard():
 
 @pytest.fixture(scope="module")
 def server(make_server, heard):
-    with make_server(heard) as handle:
+    with make_server(heard, front={"keep_text": True}) as handle:
         yield handle
 
 
@@ -170,6 +170,14 @@ def test_a_stop_token_is_named(server, heard, tokenizer):
     assert heard.of(Closed)[-1].choices[0].stop_matched == str(ids[2])
 
 
+def test_a_stop_token_is_not_taken_for_a_stop_string_of_its_digits(server, heard, tokenizer):
+    token_id = tokenizer.encode(FOX).ids[2]
+    body = {"prompt": FOX, "max_tokens": 50, "stop": [str(token_id)], "stop_token_ids": [token_id]}
+    assert post(server, COMPLETIONS, **body)["choices"][0]["stop_reason"] == token_id
+    text = f"a {token_id} b"
+    assert post(server, COMPLETIONS, **body | {"prompt": text})["choices"][0]["stop_reason"] == str(token_id)
+
+
 def test_ignore_eos_and_special_tokens_in_the_text(server, tokenizer):
     prompt = [*tokenizer.encode("the").ids, tokenizer.token_to_id("<|eos|>")]
     body = {"prompt": prompt, "max_tokens": 3, "ignore_eos": True}
@@ -284,6 +292,27 @@ def test_an_unset_seed_is_drawn_and_a_set_one_kept(server, heard):
     assert None not in (a, b)
     assert a != b
     assert c == 7
+
+
+def test_equal_prompts_without_a_seed_are_sampled_apart_and_with_one_alike(server, heard):
+    def seeds(**body):
+        post(server, COMPLETIONS, prompt=[FOX] * 4, n=2, **body)
+        closed = heard.of(Closed)[-1]
+        return closed.arrived.sampling.seed, [(c.prompt_index, c.seed) for c in closed.choices]
+
+    drawn, by_choice = seeds()
+    assert by_choice[0] == (0, drawn)
+    assert len(set(by_choice)) == 4  # choices of one prompt share a seed: their index tells their noise apart
+    assert len({seed for _, seed in by_choice}) == 4
+    assert {seed for _, seed in seeds(seed=-5)[1]} == {-5}
+
+
+def test_text_is_in_the_events_only_where_it_is_kept(make_server):
+    heard = Heard()
+    with make_server(heard) as server:
+        post(server, CHAT, messages=[{"role": "user", "content": "hi"}], max_tokens=1)
+    (arrived,) = heard.of(Arrived)
+    assert (arrived.messages_json, arrived.prompt_text) == (None, None)
 
 
 def test_headers_identify_a_request(server, heard):

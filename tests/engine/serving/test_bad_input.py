@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
+import time
 
 import httpx
 import pytest
+from serving_models import write_tokenizer
 
 from inferdbg.engine.core.events import StepRecord
 from inferdbg.engine.serving.events import Arrived, Closed, Rejected
@@ -181,6 +185,72 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_queued(server, 
 def test_too_many_sequences_in_one_request(server):
     error = error_of(post(server, COMPLETIONS, json.dumps({"prompt": ["a"] * 100, "n": 3})), 400)
     assert "300 sequences" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": [[]] * 300_000}, "prompt"),
+        ({"prompt": ["a"] * 300_000}, "prompt"),
+        ({"prompt": [60] * 1_000_000}, "prompt"),
+        ({"prompt": [[60] * 1_000_000]}, "prompt"),
+        ({"prompt": "a", "forced_token_ids": [60] * 1_000_000}, "forced_token_ids"),
+        ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(200_000)}}, "logit_bias"),
+    ],
+    ids=["empty prompts", "texts", "ids", "ids in a list", "forced ids", "biases"],
+)
+def test_what_is_too_much_is_refused_by_its_length(start_server, body, param):
+    server = start_server()
+    content = json.dumps(body)
+
+    async def watch():  # the longest time the event loop was away, in seconds
+        worst, last = 0.0, time.monotonic()
+        while not done.is_set():
+            await asyncio.sleep(0.001)
+            worst, last = max(worst, time.monotonic() - last), time.monotonic()
+        return worst
+
+    done = threading.Event()
+    away = asyncio.run_coroutine_threadsafe(watch(), server._loop)
+    error = error_of(post(server, COMPLETIONS, content), 400)
+    done.set()
+    assert error["param"] == param
+    assert away.result() < 0.5  # nearly all of it is parsing
+
+
+def test_what_a_template_quotes_of_the_prompt_is_for_the_client_alone(start_server, tmp_path, tokenizer):
+    from serving_events import Heard
+
+    heard = Heard()
+    write_tokenizer(tmp_path, tokenizer, template="{{ raise_exception('I refuse ' ~ messages[0].content) }}")
+    server = start_server(heard, model_dir=tmp_path)
+    response = post(server, CHAT, json.dumps({"messages": [{"role": "user", "content": "my secret"}]}))
+    assert "I refuse my secret" in error_of(response, 400)["message"]
+    (rejected,) = heard.wait_for(Rejected)
+    assert "secret" not in rejected.message
+    assert "chat template" in rejected.message
+
+
+def test_headers_that_never_end_are_not_waited_for(start_server, monkeypatch):
+    monkeypatch.setattr("inferdbg.engine.serving.connection.HEADER_SECONDS", 0.3)
+    server = start_server()
+    begun = time.monotonic()
+    answers = []
+    for data in (b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: "):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.sendall(data)
+            answer = b""
+            while chunk := sock.recv(65536):
+                answer += chunk
+            answers.append(answer)
+    assert answers[0] == b""
+    assert answers[1].startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answers[1].partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    assert time.monotonic() - begun < 5
+    with httpx.Client() as client:  # a connection whose headers came is kept
+        for _ in range(2):
+            assert client.post(server.url + COMPLETIONS, json={"prompt": "a"}).status_code == 200
+            time.sleep(0.4)
 
 
 def test_another_model_does_not_exist(server):

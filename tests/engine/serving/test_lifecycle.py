@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import httpx
 import psutil
 import pytest
 from serving_events import Heard
+from serving_models import write_tokenizer
 
 from inferdbg.engine.config import CoreConfig, FrontConfig
 from inferdbg.engine.core.events import FinishReason, StepRecord
@@ -48,6 +50,10 @@ def open_request(server, rcvbuf=None, path="/v1/completions", **fields):
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body)
     return sock
+
+
+def template_processes(parent):
+    return [child for child in parent.children() if "template_process" in " ".join(child.cmdline())]
 
 
 def assert_idle(server, heard):
@@ -111,7 +117,8 @@ def test_a_client_that_leaves_before_its_body_is_complete_is_counted(start_serve
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         server.call(lambda: None)
     (rejected,) = heard.wait_for(Rejected)
-    assert (rejected.status, rejected.reason) == (499, "client_closed")
+    assert (rejected.end, rejected.status, rejected.reason) == (EndKind.ABORTED, 499, "client_closed")
+    assert [stage.name for stage in rejected.stages] == ["io.receive"]
     assert not heard.of(Arrived)
 
 
@@ -128,7 +135,9 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenized_never_reaches_the_co
     sock.close()
     (rejected,) = heard.wait_for(Rejected)
     release.set()
-    assert (rejected.status, rejected.reason) == (499, "client_closed")
+    assert (rejected.end, rejected.status, rejected.reason) == (EndKind.ABORTED, 499, "client_closed")
+    assert [stage.name for stage in rejected.stages] == ["io.receive", "tokenize"]
+    assert sum(s.end_ns - s.start_ns for s in rejected.stages) == rejected.closed_ns - rejected.time_ns
     assert not heard.of(Arrived)
     assert_idle(server, heard)
 
@@ -141,6 +150,7 @@ def test_a_slow_reader_is_paused_and_then_dropped_while_others_go_on(start_serve
     heard.wait(lambda heard: any(c.end is EndKind.ABORTED for c in heard.of(Closed)))
     closed = next(c for c in heard.of(Closed) if c.end is EndKind.ABORTED)
     assert "took no bytes" in closed.error
+    assert closed.error_type == "slow_client"
     num_tokens = [len(choice.output_ids) for choice in closed.choices]
     assert max(num_tokens) < 3999
     # what lies in buffers, and the credit: nothing was generated that nobody could take
@@ -236,6 +246,20 @@ def test_a_step_that_raises_fails_its_requests_and_nothing_else(start_server, he
     assert [c.end for c in heard.of(Closed)] == [EndKind.FAILED, EndKind.FINISHED]
 
 
+def test_a_core_whose_every_step_raises_is_replaced(start_server, heard):
+    server = start_server(heard)
+    for _ in range(7):
+        assert completion(server, "<raise>").status_code == 500
+    assert completion(server, max_tokens=1).status_code == 200  # so it is not every step
+    for _ in range(8):
+        assert not heard.of(EngineLost)
+        assert completion(server, "<raise>").status_code == 500
+    (lost,) = heard.wait_for(EngineLost)
+    assert "every step of the engine core fails" in lost.reason
+    heard.wait_for(CoreStarted, 2)
+    assert_idle(server, heard)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_fault_of_ours_is_a_500_and_still_ends_the_request_once(start_server, heard, monkeypatch, stream):
     server = start_server(heard)
@@ -254,6 +278,22 @@ def test_a_fault_of_ours_is_a_500_and_still_ends_the_request_once(start_server, 
     assert_idle(server, heard)
 
 
+def test_a_fault_of_ours_before_acceptance_is_a_failure_and_no_rejection(start_server, heard, monkeypatch):
+    server = start_server(heard)
+
+    def broken(self, prompt):
+        raise ZeroDivisionError("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("inferdbg.engine.serving.tokenize.Vocabulary.encode", broken)
+        response = completion(server)
+    assert response.status_code == 500
+    (rejected,) = heard.wait_for(Rejected)
+    assert (rejected.end, rejected.status, rejected.reason) == (EndKind.FAILED, 500, "internal_error")
+    assert not heard.of(Arrived)
+    assert_idle(server, heard)
+
+
 def test_an_observer_that_throws_breaks_nothing_and_is_counted(start_server):
     def broken(event):
         raise RuntimeError("no")
@@ -263,6 +303,23 @@ def test_an_observer_that_throws_breaks_nothing_and_is_counted(start_server):
     guard = server.running.front.observer
     assert guard.num_errors > 2
     assert "RuntimeError" in guard.last_error
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_a_request_that_is_cancelled_with_the_server_is_not_blamed_on_its_client(start_server, heard):
+    server = start_server(heard)
+    sock = open_request(server, stream=True, max_tokens=2000)
+    heard.wait(lambda heard: any(r.sampled_seq_ids for r in heard.of(StepRecord)))
+
+    def cancel():
+        for task in asyncio.all_tasks():
+            if "run_asgi" in repr(task):
+                task.cancel()
+
+    server.call(cancel)
+    (closed,) = heard.wait_for(Closed)
+    sock.close()
+    assert (closed.end, closed.error_type) == (EndKind.ABORTED, "shutdown")
 
 
 @pytest.mark.usefixtures("slow_steps")
@@ -307,8 +364,17 @@ def test_new_requests_are_refused_while_draining_and_the_rest_is_aborted(start_s
 def test_the_core_ends_with_the_server(start_server, heard):
     server = start_server(heard)
     pid = heard.of(CoreStarted)[0].pid
+    renderers = template_processes(psutil.Process())
+    assert renderers
     server.stop()
     assert not psutil.pid_exists(pid)
+    assert not any(psutil.pid_exists(renderer.pid) for renderer in renderers)
+
+
+def test_an_invalid_chat_template_is_said_before_anything_is_loaded(start_server, tmp_path, tokenizer):
+    write_tokenizer(tmp_path, tokenizer, template="{% for %}")
+    with pytest.raises(ModelError, match="chat template is not valid"):
+        start_server(model_dir=tmp_path, engine_factory="absent:absent")
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(fake_model_dir):
@@ -420,10 +486,12 @@ def test_a_second_signal_ends_at_once(process):
 
 def test_the_core_dies_with_a_killed_front(process):
     started, _, core_pid = process
-    core = psutil.Process(core_pid)
+    children = [psutil.Process(core_pid), *template_processes(psutil.Process(started.pid))]
+    assert len(children) == 2
     started.send_signal(signal.SIGKILL)
     started.wait(10)
-    assert core.wait(10) is None or not core.is_running()
+    for child in children:
+        assert child.wait(10) is None or not child.is_running()
 
 
 def test_the_front_starts_without_torch():

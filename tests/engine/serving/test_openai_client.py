@@ -102,6 +102,12 @@ def test_choices_are_reproduced_by_their_seed(client):
     assert len(set(texts)) == 3
 
 
+def test_a_batch_of_equal_prompts_differs_unless_it_is_seeded(client):
+    body = {"model": "tiny", "prompt": ["the quick"] * 4, "max_tokens": 12, "temperature": 1.5}
+    assert len({choice.text for choice in client.completions.create(**body).choices}) == 4
+    assert len({choice.text for choice in client.completions.create(**body, seed=3).choices}) == 1
+
+
 def test_logprobs_in_both_shapes(client):
     completion = client.completions.create(model="tiny", prompt="the quick", max_tokens=5, logprobs=2, temperature=0)
     logprobs = completion.choices[0].logprobs

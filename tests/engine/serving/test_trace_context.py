@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from opentelemetry.trace.span import TraceState
 
 from inferdbg.engine.serving.trace_context import trace_context_from_headers
 
@@ -52,6 +53,27 @@ def test_anything_else_begins_a_trace(values):
     assert context.trace_id != TRACE
     assert len(context.trace_id) == 32
     assert parse(*values).trace_id != context.trace_id
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        ("secret text",), ("a=1,secret",), ("a=1", "=x"), ("A=1",), ("a=",), ("a=1=2",), ("a=1,a=2",), ("a=\u00e4",),
+        ("a b=1",), ("a=\x01",), (",".join(f"k{n}=1" for n in range(33)),), ("1a=1",), ("a@1=1",),
+    ],
+)  # fmt: skip
+def test_a_malformed_state_is_dropped_and_says_nothing(state, caplog):
+    context = parse(f"00-{TRACE}-{SPAN}-01", state=state)
+    assert context.tracestate is None
+    assert context.trace_id == TRACE
+
+
+@pytest.mark.parametrize("state", ["a=1", "fw529a3039@dt=FfK:7@!", "a=1,,\tb=x y , c=3", "a-b*c/d_0=~"])
+def test_a_state_that_is_kept_is_one_that_tracing_libraries_take(state, caplog):
+    kept = parse(f"00-{TRACE}-{SPAN}-01", state=(state,)).tracestate
+    assert kept is not None
+    assert TraceState.from_header([kept]).to_header() == kept
+    assert caplog.records == []
 
 
 def test_states_are_joined_in_order():

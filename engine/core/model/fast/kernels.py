@@ -120,6 +120,7 @@ class TorchKernels:
         if window:
             unseen = unseen | (key_positions < context_lens - window)
         scores.masked_fill_(unseen[:, None, None], float("-inf"))
+        value.masked_fill_(unseen[:, None, :, None], 0)  # others' leftovers: a weight of 0 does not silence a NaN
         out[:count] = torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value).view(count, -1)
 
     def attend_chunk(self, qkv: Tensor, layer: int, chunk: Chunk, out: Tensor) -> None:

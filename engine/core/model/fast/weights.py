@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from inferdbg.engine.core.model.families import ROPE_TYPES
 from inferdbg.engine.core.model.fast.products import Product
 
 __all__ = ["Decoder", "Layer", "read_decoder"]
 
 FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # those that depend on the position alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

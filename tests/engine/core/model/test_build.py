@@ -12,9 +12,12 @@ from workloads import random_plan, reference_outputs
 
 from inferdbg.engine.config import CoreConfig
 from inferdbg.engine.core.engine import Engine
+from inferdbg.engine.core.events import FinishReason
 from inferdbg.engine.core.model.build import build_engine, build_engine_on
 from inferdbg.engine.core.model.kv_pool import KVPool
 from inferdbg.engine.core.offline import generate
+from inferdbg.engine.core.sampling_params import SamplingParams
+from inferdbg.engine.core.sequence import SequenceRequest
 from inferdbg.engine.errors import EnvironmentLacks, InvalidRequest, ModelError, UsageError
 
 
@@ -38,6 +41,7 @@ def test_an_engine_from_disk_says_what_transformers_says(checkpoint: Path) -> No
     assert {o.seq_id: o.token_ids for o in outputs} == reference_outputs(reference, plan)
     assert info == {
         "architecture": "LlamaForCausalLM",
+        "vocab_size": 97,
         "device": "cpu",
         "device_name": None,
         "dtype": "float64",
@@ -101,6 +105,43 @@ def test_a_fast_path_that_is_not_there(checkpoint: Path) -> None:
 def test_absent_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         build(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "float64", "fast_path": "off"},
+        {"dtype": "float64", "batch_invariant": True},
+        {"dtype": "float64", "decode_buckets": (4,)},
+        {"dtype": "float32", "fast_path": "require"},
+        {"dtype": "bfloat16", "fast_path": "require"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings)),
+)
+def test_a_sequence_that_becomes_nan_harms_none_of_its_neighbours(settings: dict[str, Any]) -> None:
+    """Neither in its own steps nor by what it leaves in pages that others get."""
+    model = tiny_model("llama", getattr(torch, settings["dtype"]))
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = torch.nan
+    config = CoreConfig(model_dir=Path(), page_size=4, num_pages=16, max_num_seqs=4, **settings)
+    engine, _ = build_engine_on(config, lambda event: None, model, info_of(model))
+
+    def requests(first: int, *prompts: tuple[int, ...]) -> list[SequenceRequest]:
+        greedy = SamplingParams(max_tokens=10, temperature=0.0, logit_bias={7: -100.0})
+        return [SequenceRequest(seq_id=i, prompt_ids=p, sampling=greedy) for i, p in enumerate(prompts, start=first)]
+
+    healthy = ((1, 2, 3), (4, 5, 6, 8, 9), (10, 11), (12, 13, 14, 15), (16, 17), (18, 19, 20), (21, 22))
+    alone = [generate(engine, [request])[0].token_ids for request in requests(0, *healthy)]
+    spoilt = (7, 3, 9, 11, 2, 4, 4, 8, 1)
+    outputs = generate(engine, requests(100, spoilt, *healthy[:3], spoilt, *healthy[3:5], spoilt, *healthy[5:]))
+    failed = [output for output in outputs if output.finish_reason is FinishReason.ERROR]
+    assert [output.seq_id for output in failed] == [100, 104, 107]
+    assert "logits that are not numbers for sequence 100;" in str(failed[0].error)
+    others = [output.token_ids for output in outputs if output not in failed]
+    assert [len(token_ids) for token_ids in others] == [10] * len(healthy)
+    if settings["dtype"] != "bfloat16":  # whose sums depend on the company, and a near tie on them
+        assert others == alone
+    engine.check_integrity()
 
 
 def test_ids_that_cannot_be_computed_never_reach_the_model() -> None:

@@ -11,8 +11,6 @@ from inferdbg.engine.core.runner import SampledTokens, SampleRow, ScoreRow, Step
 class BatchKeeper:
     """A runner that computes nothing and keeps what it was asked."""
 
-    vocab_size = 8
-
     def __init__(self) -> None:
         self.batches: list[StepBatch] = []
 

@@ -101,6 +101,5 @@ def info_of(model: PreTrainedModel, eos_token_ids: frozenset[int] = frozenset())
         num_layers=config.num_hidden_layers,
         num_kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        bos_token_id=None,
         eos_token_ids=eos_token_ids,
     )

@@ -62,7 +62,6 @@ def make_info(model: PreTrainedModel) -> ModelInfo:
         num_layers=config.num_hidden_layers,
         num_kv_heads=config.num_key_value_heads,
         head_dim=model.model.layers[0].self_attn.head_dim,
-        bos_token_id=None,
         eos_token_ids=frozenset(),
     )
 

@@ -18,8 +18,12 @@ NUMBA_KERNELS = "inferdbg.engine.core.model.fast.numba_kernels"
 
 
 def make_pool(model: PreTrainedModel, page_size: int, lengths: list[int] = LENGTHS) -> KVPool:
+    """Its pages hold what a sequence whose values overflowed may have left behind."""
     num_pages = sum(-(-length // page_size) for length in lengths) + 5
-    return KVPool(make_info(model), num_pages, page_size, model.dtype, torch.device("cpu"))
+    pool = KVPool(make_info(model), num_pages, page_size, model.dtype, torch.device("cpu"))
+    for layer in pool.keys + pool.values:
+        layer.fill_(torch.nan)
+    return pool
 
 
 def make_fast(model: PreTrainedModel, pool: KVPool) -> Forward:
@@ -82,7 +86,7 @@ def test_plain_and_fast_path_agree_on_the_same_steps(family: str) -> None:
     for ours, theirs in zip(fast, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     for ours, theirs in zip(fast_pool.keys + fast_pool.values, plain_pool.keys + plain_pool.values, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("num_threads", [2], indirect=True)
@@ -139,14 +143,14 @@ def test_a_chunk_without_logits_still_writes_its_keys_and_values(dtype: torch.dt
     whole = driver.step({0: 12})[0]
     keys = [layer.clone() for layer in pool.keys]
     for layer in pool.keys + pool.values:
-        layer.zero_()
+        layer.fill_(torch.nan)
     driver.computed = [0]
     assert forward.logits(driver.batch({0: 7}, rows=[])).shape == (0, 257)
     driver.computed = [7]
     tolerance = 1e-5 if dtype == torch.float32 else 0.15
     torch.testing.assert_close(driver.step({0: 5})[0], whole[7:], rtol=0, atol=tolerance)
     for ours, before in zip(pool.keys, keys, strict=True):
-        torch.testing.assert_close(ours, before, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(ours, before, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def test_the_model_keeps_its_weights_and_its_own_forward() -> None:

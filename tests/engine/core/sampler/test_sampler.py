@@ -204,19 +204,6 @@ def test_a_forced_token_is_taken_and_its_raw_logprob_recorded() -> None:
         assert sampled.top_ids[0] == int(logits[0].argmax())
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(), SamplingParams(top_k=5)])
-def test_logits_that_are_not_numbers_are_an_error_that_names_the_sequence(bad: float, params: SamplingParams) -> None:
-    logits = random_logits(3, 100)
-    logits[1, 50] = bad
-    rows = [make_row(i, params=params, seq_id=70 + i) for i in range(3)]
-    with pytest.raises(FloatingPointError, match="sequence 71"):
-        sample(logits, rows)
-    score = ScoreRow(first_logits_row=0, seq_id=9, target_ids=(1, 2), k=1)
-    with pytest.raises(FloatingPointError, match="sequence 9"):
-        Sampler(100, (), CPU).sample(logits, [], [score], 0)
-
-
 @pytest.mark.parametrize("top_k", [0, 1, 20])
 def test_alternatives_are_the_best_tokens_with_their_raw_logprobs(top_k: int) -> None:
     logits = random_logits(5, 777)
