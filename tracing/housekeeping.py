@@ -48,7 +48,7 @@ class Housekeeper:
         self._deleted = Deletions()
         self._retention_at = 0.0
         self._touch_at = 0.0
-        self._complained = False
+        self._complaints: dict[str, str] = {}  # by task: what was said last
         self.cpu_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="inferdbg-seal", daemon=True)
 
@@ -86,11 +86,14 @@ class Housekeeper:
         try:
             task()
         except Exception as error:  # the disk, or a fault of ours: neither may end this thread
-            if not self._complained:
-                self._complained = True
-                _log.warning("housekeeping of %s: %s: %s", self._run_dir, type(error).__name__, error)
+            complaint = f"{type(error).__name__}: {error}"
+            if self._complaints.get(task.__name__) != complaint:
+                self._complaints[task.__name__] = complaint
+                _log.warning(
+                    "the run in %s cannot be kept (%s); serving goes on, losses are counted", self._run_dir, complaint
+                )
         else:
-            self._complained = False
+            self._complaints.pop(task.__name__, None)
 
     def _write_files(self) -> None:
         if not self._manifest.is_written:

@@ -145,8 +145,7 @@ class Run:
     def find_request(self, key: str) -> list[Row]:
         """The rows of one request, by (prompt_index, choice_index); of one in flight, what is known of it so far.
 
-        `key` is a request id, a client's request id, or a prefix that is unique among request ids. A request in flight
-        has `end` None, one row per sequence, and `output_token_ids` as recovered from the steps.
+        `key` is a request id, else a client's request id, else a unique beginning of either. A request in flight has `end` None, one row per sequence, and `output_token_ids` as recovered from the steps.
 
         Raises:
             RunError: nothing matches, or more than one request does.
@@ -195,22 +194,28 @@ class Run:
     def _resolve(self, key: str) -> str:
         key = key.encode("utf-8", "backslashreplace").decode()
         wanted = pa.scalar(key)
-        exact, by_client, by_prefix = False, set(), set()
+        exact = False
+        by_client: dict[str, str | None] = {}  # a request's id to its client's
+        by_prefix: dict[str, str | None] = {}
         for table in ("arrivals", "requests"):
             for batch in self._table(table).batches(["request_id", "client_request_id"]):
                 ids, clients = batch.column(0), batch.column(1)
                 exact = exact or bool(pc.any(pc.equal(ids, wanted)).as_py())
-                by_client.update(ids.filter(pc.equal(clients, wanted)).to_pylist())
-                by_prefix.update(ids.filter(pc.starts_with(ids, pattern=key)).to_pylist())
+                begins = pc.or_kleene(pc.starts_with(ids, pattern=key), pc.starts_with(clients, pattern=key))
+                for found, is_wanted in ((by_client, pc.equal(clients, wanted)), (by_prefix, begins)):
+                    if key:  # the empty one begins all of them
+                        matches = batch.filter(is_wanted)
+                        found.update(zip(matches.column(0).to_pylist(), matches.column(1).to_pylist(), strict=True))
         if exact:
             return key
-        found = by_client or (by_prefix if key else set())
+        found = by_client or by_prefix
         if len(found) == 1:
-            return str(next(iter(found)))
+            return next(iter(found))
         if not found:
-            raise RunError(f"{self.path} has no request {key!r}; `inferdbg show {self.path}` lists what it has")
-        listed = ", ".join(sorted(map(str, found))[:5])
-        raise RunError(f"{key!r} fits {len(found)} requests of {self.path}: {listed}{', …' if len(found) > 5 else ''}")
+            raise RunError(f"{self.path} has no request {key!r}; `inferdbg show {self.path} --requests` lists its own")
+        named = [f"{name} ({client})" if client else name for name, client in sorted(found.items())]
+        listed = ", ".join(named[:5]) + (", …" if len(named) > 5 else "")
+        raise RunError(f"{key!r} fits {len(found)} requests of {self.path}: {listed}")
 
 
 def _replica_documents(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -40,7 +40,9 @@ class Retention:
 
     def __str__(self) -> str:
         parts = [f"{self.max_seconds:g}s"] if self.max_seconds is not None else []
-        parts += [f"{self.max_bytes / 10**6:g}MB"] if self.max_bytes is not None else []
+        if self.max_bytes is not None:
+            unit = next((u for u, b in reversed(_UNITS_BYTES.items()) if self.max_bytes % b == 0), "kb")
+            parts.append(f"{self.max_bytes / _UNITS_BYTES[unit]:.12g}{unit.upper()}")
         return ",".join(parts) or "off"
 
 

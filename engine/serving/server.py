@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import threading
@@ -31,6 +32,8 @@ from inferdbg.engine.serving.tokenize import TokenizerPool, load_vocabulary
 from inferdbg.engine.serving.utility_routes import MetricsRenderer
 
 __all__ = ["RunningServer", "Server", "ServerHandle", "serve"]
+
+_log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 2.0  # for answers on their way out once all requests have ended
 
@@ -113,6 +116,12 @@ class Server:
                 name = f"[{host}]" if ":" in host else host
                 self._on_ready(RunningServer(f"http://{name}:{port}", host, port, ready, front))
             await self._stop.wait()
+            if front.num_requests:
+                _log.warning(
+                    "stopping: %d requests in flight have up to %g s to end; a second Ctrl-C ends them at once",
+                    front.num_requests,
+                    self._config.drain_seconds,
+                )
             if not await _first_of(
                 asyncio.ensure_future(front.drain(self._config.drain_seconds)), self._stop_now.wait()
             ):

@@ -28,7 +28,10 @@ from inferdbg.engine.core.sampling_params import SamplingParams
 from inferdbg.engine.errors import UsageError
 from inferdbg.engine.serving.events import Boundaries, EndKind, EngineLost
 from inferdbg.tracing.bus import Gap
+from inferdbg.tracing.housekeeping import Housekeeper
+from inferdbg.tracing.losses import Losses
 from inferdbg.tracing.reader import open_run, row_stages
+from inferdbg.tracing.retention import Retention
 from inferdbg.tracing.token_log import TokenLogMode
 
 
@@ -404,3 +407,17 @@ def test_metrics_alone_make_no_directory(start, tmp_path):
     assert recording.run_dir is None
     assert list(tmp_path.iterdir()) == []
     assert b'inferdbg_requests_closed_total{end="finished",replica="0"} 2.0' in recording.metrics_response()[0]
+
+
+def test_a_failing_disk_is_complained_of_once(tmp_path, caplog):
+    def fails() -> None:
+        raise OSError(28, "No space left on device")
+
+    house = Housekeeper(tmp_path, "0", manifest=None, retention=Retention(), losses=Losses())  # no task of its own runs
+    for _ in range(3):
+        house._attempt(fails)
+        house._attempt(lambda: None)  # another task that succeeds does not make it news again
+    assert [r.getMessage() for r in caplog.records] == [
+        f"the run in {tmp_path} cannot be kept (OSError: [Errno 28] No space left on device); "
+        "serving goes on, losses are counted"
+    ]

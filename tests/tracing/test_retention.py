@@ -30,6 +30,12 @@ NOW = 1_796_000_000.0
 )
 def test_limits_are_read(text, wanted):
     assert parse_retention(text) == wanted
+    assert parse_retention(str(wanted)) == wanted
+
+
+@pytest.mark.parametrize("text", ["10GB", "500MB", "1TB", "off"])
+def test_a_limit_is_said_as_it_was_given(text):
+    assert str(parse_retention(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "10", "0h", "-1h", "10XB", "1h,2h", "1GB,2GB", "forever"])
