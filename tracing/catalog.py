@@ -161,7 +161,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("inferdbg_prefix_cache_hit_tokens_total", _C, "tokens", "Tokens found in the prefix cache."),
     MetricSpec("inferdbg_preemptions_total", _C, "preemptions", "Sequences preempted."),
     MetricSpec("inferdbg_preemption_lost_tokens_total", _C, "tokens", "Computed tokens thrown away by preemptions."),
-    MetricSpec("inferdbg_engine_incarnation", _G, "", "How often a core was started."),
+    MetricSpec("inferdbg_engine_incarnation", _G, "", "How often the core was started again: 0 is the first."),
     MetricSpec("inferdbg_engine_lost_total", _C, "", "Cores that died or hung."),
     MetricSpec("inferdbg_last_step_timestamp_seconds", _G, "seconds", "Unix time of the last step's end; 0: none."),
     MetricSpec("inferdbg_event_loop_lag_seconds", _G, "seconds", "How late the front's event loop runs its timers."),

@@ -23,7 +23,7 @@ from inferdbg.tracing.deletions import sum_deleted
 from inferdbg.tracing.in_flight import InFlight, PartialOutput, find_in_flight
 from inferdbg.tracing.losses import SIGNALS
 from inferdbg.tracing.machine import own_process, start_ticks
-from inferdbg.tracing.run_files import MANIFEST, REPLICAS, TABLE_NAMES, read_json
+from inferdbg.tracing.run_files import MANIFEST, REPLICAS, TABLE_NAMES, read_json, require_objects
 from inferdbg.tracing.schema import SCHEMA_MAJOR, TABLES
 from inferdbg.tracing.segment_reader import SegmentReader
 
@@ -53,6 +53,7 @@ def open_run(path: Path | str) -> Run:
     try:
         manifest = read_json(path / MANIFEST)
         major = int(str(manifest["schema"]).split(".")[0])
+        require_objects(manifest, ("ended", "process", "model", "config", "logged", "tokenizer"))
         ClockPair(int(manifest["clock"]["wall_ns"]), int(manifest["clock"]["monotonic_ns"]))
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(f"{path} is not a run: it has no {MANIFEST}") from None
@@ -145,7 +146,8 @@ class Run:
     def find_request(self, key: str) -> list[Row]:
         """The rows of one request, by (prompt_index, choice_index); of one in flight, what is known of it so far.
 
-        `key` is a request id, else a client's request id, else a unique beginning of either. A request in flight has `end` None, one row per sequence, and `output_token_ids` as recovered from the steps.
+        `key` is a request id, else a client's request id, else a unique beginning of either. A request in
+        flight has `end` None, one row per sequence, and `output_token_ids` as recovered from the steps.
 
         Raises:
             RunError: nothing matches, or more than one request does.
@@ -202,10 +204,10 @@ class Run:
                 ids, clients = batch.column(0), batch.column(1)
                 exact = exact or bool(pc.any(pc.equal(ids, wanted)).as_py())
                 begins = pc.or_kleene(pc.starts_with(ids, pattern=key), pc.starts_with(clients, pattern=key))
-                for found, is_wanted in ((by_client, pc.equal(clients, wanted)), (by_prefix, begins)):
+                for names, is_wanted in ((by_client, pc.equal(clients, wanted)), (by_prefix, begins)):
                     if key:  # the empty one begins all of them
                         matches = batch.filter(is_wanted)
-                        found.update(zip(matches.column(0).to_pylist(), matches.column(1).to_pylist(), strict=True))
+                        names.update(zip(matches.column(0).to_pylist(), matches.column(1).to_pylist(), strict=True))
         if exact:
             return key
         found = by_client or by_prefix
@@ -223,10 +225,12 @@ def _replica_documents(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     found, problems = [], []
     for file in sorted((path / REPLICAS).glob("*.json")):
         try:
-            found.append(read_json(file))
-        except (OSError, ValueError) as error:
+            document = read_json(file)
+            require_objects(document, ("core", "dropped", "deleted"))
+            found.append(document | {"incarnation": int(document.get("incarnation") or 0)})
+        except (OSError, ValueError, TypeError) as error:
             problems.append(f"{REPLICAS}/{file.name}: {error}")
-    return sorted(found, key=lambda doc: (str(doc.get("replica")), int(doc.get("incarnation") or 0))), problems
+    return sorted(found, key=lambda doc: (str(doc.get("replica")), doc["incarnation"])), problems
 
 
 def _last_of_each(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:

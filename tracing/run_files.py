@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "MANIFEST", "REPLICAS", "SEALED_SUFFIX", "SEGMENT_SECONDS", "SPANS", "SPANS_SUFFIX", "STREAM_SUFFIX",
-    "TABLE_NAMES", "TOKENIZER", "SegmentName", "make_private", "read_json", "write_json",
+    "TABLE_NAMES", "TOKENIZER", "SegmentName", "make_private", "read_json", "require_objects", "write_json",
 ]  # fmt: skip
 
 MANIFEST = "run.json"
@@ -66,9 +67,19 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
         raise
 
 
+def require_objects(document: dict[str, Any], names: Iterable[str]) -> None:
+    """Raises ValueError where one of these members is there and no object."""
+    for name in names:
+        if not isinstance(document.get(name) or {}, dict):
+            raise ValueError(f"{name} is no object")
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises OSError or ValueError (also where the document is no object)."""
-    document = json.loads(path.read_text(encoding="utf-8"))
+    """Raises OSError or ValueError (also where the document is no object, or nested beyond reason)."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError(f"{path.name} holds no object")
     return document

@@ -36,6 +36,7 @@ class SegmentFile:
         self.path = path
         self.opened = time.monotonic()
         self.size = 0
+        self.num_rows = 0  # counted by its writer
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def append(self, data: bytes) -> None:
@@ -52,6 +53,14 @@ class SegmentFile:
 
     def close(self) -> None:
         os.close(self._fd)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its path no longer leads to it: deleted or moved away, and what is appended would be lost unseen."""
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except OSError:
+            return True
 
     @property
     def is_full(self) -> bool:
@@ -92,6 +101,7 @@ class TableWriter:
 
     def pump(self) -> int:
         """Writes what waits, if the disk takes it; rolls a segment that is full. Returns how many rows were lost."""
+        lost = self._drop_gone_segment()
         if self._waiting and time.monotonic() >= self._retry_at:
             try:
                 self._drain()
@@ -99,7 +109,6 @@ class TableWriter:
                 self._fail(error)
         if self._file is not None and self._file.is_full:
             self._close_segment()
-        lost = 0
         while self._waiting and self._waiting_bytes > self._keep_bytes:
             frame, rows = self._waiting.popleft()
             self._waiting_bytes -= len(frame)
@@ -115,8 +124,7 @@ class TableWriter:
     def close(self) -> int:
         """Writes what waits, closes the segment; returns how many rows could not be written."""
         self._retry_at = 0.0
-        self.pump()
-        lost = sum(rows for _, rows in self._waiting)
+        lost = self.pump() + sum(rows for _, rows in self._waiting)
         self._waiting.clear()
         self._close_segment()
         return lost
@@ -124,11 +132,21 @@ class TableWriter:
     def _drain(self) -> None:
         while self._waiting:
             file = self._file or self._open()
-            frame, _ = self._waiting[0]
+            frame, rows = self._waiting[0]
             file.append(frame)
+            file.num_rows += rows
             self._waiting.popleft()
             self._waiting_bytes -= len(frame)
         self._complained = False
+
+    def _drop_gone_segment(self) -> int:
+        """Lets go of a segment that somebody deleted or moved away; returns how many rows went with it."""
+        if self._file is None or not self._file.is_gone:
+            return 0
+        file, self._file = self._file, None
+        file.close()
+        _log.warning("%s was deleted or moved away; its %d rows are lost and counted", file.path, file.num_rows)
+        return file.num_rows
 
     def _open(self) -> SegmentFile:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -150,5 +150,17 @@ def summarize(run: Run) -> Summary:
         num_preemptions=totals.num_preemptions,
         num_steps_incomplete=totals.num_incomplete,
         in_flight_requests=in_flight,
-        warnings=tuple(run.warnings),
+        warnings=(*run.warnings, *_doubts(run, len(in_flight))),
     )
+
+
+def _doubts(run: Run, num_in_flight: int) -> list[str]:
+    """What the figures cannot say by themselves."""
+    if run.status is RunStatus.CLOSED and num_in_flight:
+        return [
+            f"the run ended in order, yet {num_in_flight} requests that arrived have no row: "
+            "segments of its token log are missing"
+        ]
+    if run.status is RunStatus.LOST:
+        return ["the run did not end in order: what its last moments dropped is not on record"]
+    return []

@@ -8,6 +8,7 @@ Knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from enum import Enum, auto
@@ -28,6 +29,8 @@ from inferdbg.engine.serving.messages import (
     Refused,
     Step,
 )
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["CoreSupervisor"]
 
@@ -194,6 +197,7 @@ class CoreSupervisor:
         self._state = _State.RESTARTING if will_restart else _State.DOWN
         self._reason = f"{reason}; it is being restarted" if will_restart else f"{reason}; it will not be restarted"
         request_ids = tuple(request.head.request_id for request in self.dispatcher.live_requests())
+        _log.error("%s (%d requests in flight failed)", self._reason, len(request_ids))
         self._observer(
             EngineLost(incarnation=self._incarnation, time_ns=self._clock(), reason=reason, request_ids=request_ids)
         )

@@ -1,6 +1,6 @@
 """Text to token ids on a pool of threads, so that no prompt holds up the event loop.
 
-Uses the raw `tokenizers` library on tokenizer.json, which lets go of the GIL while it encodes.
+Uses the raw `tokenizers` library on tokenizer.json, which lets go of the GIL while it encodes a batch.
 Waiting for a thread and working in it are timed apart. Knows nothing of HTTP or of the core.
 """
 
@@ -55,7 +55,9 @@ class Vocabulary:
     template: TemplateSource | None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # as a batch of one: `encode` itself keeps the GIL, and with it the event loop, for the whole of a long text
+        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token's bytes: those of an output's tokens joined are the bytes of its text with special tokens."""

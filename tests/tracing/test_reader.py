@@ -80,8 +80,10 @@ def test_a_request_is_found_by_id_client_id_or_unique_prefix(recorded):
         (row,) = run.find_request(key)
         assert row["request_id"] == "req-0002"
         assert row["output_token_ids"] == [201, 202, 203, 204, 205]
-    with pytest.raises(RunError, match=r"fits 4 requests of .*: req-0000, req-0001, req-0002, req-0003$"):
+    with pytest.raises(RunError, match=r"fits 4 requests of .*: req-0000 \(client-0\), req-0001 \(client-1\), "):
         run.find_request("req-")
+    with pytest.raises(RunError, match=r"fits 4 requests of .*, req-0003 \(client-3\)$"):
+        run.find_request("client")
     for key in ("nothing", "", "\udcff"):
         with pytest.raises(RunError, match="has no request"):
             run.find_request(key)
@@ -93,6 +95,20 @@ def test_an_exact_id_wins_over_being_a_prefix(start):
         recording.observer(closed(arrived(name)))
     recording.flush()
     assert open_run(recording.run_dir).find_request("a")[0]["request_id"] == "a"
+
+
+def test_a_beginning_of_the_clients_id_is_enough_and_a_whole_one_wins_over_it(start):
+    recording = start()
+    for name, client in (("r1", "night"), ("r2", "night-watch"), ("n3", None), ("r4", "r")):
+        recording.observer(closed(arrived(name, client_request_id=client)))
+    recording.flush()
+    run = open_run(recording.run_dir)
+    for key, found in (("night", "r1"), ("night-w", "r2"), ("n3", "n3"), ("r", "r4")):
+        assert run.find_request(key)[0]["request_id"] == found
+    with pytest.raises(RunError, match=r"fits 3 requests of .*: n3, r1 \(night\), r2 \(night-watch\)$"):
+        run.find_request("n")
+    with pytest.raises(RunError, match=r"has no request 'x'; `inferdbg show .* --requests`"):
+        run.find_request("x")
 
 
 def test_rows_of_one_request_come_in_order_from_whatever_segments(start):
@@ -384,3 +400,42 @@ def test_percentiles_over_many_requests_are_numpys(start):
     recording.flush()
     summary = summarize(open_run(recording.run_dir))
     assert summary.itl_seconds == pytest.approx({"p50": 0.1, "p95": 0.19, "p99": 0.198})
+
+
+def test_a_closed_run_without_its_rows_says_so(start):
+    recording = start()
+    done = arrived("done", seq_ids=(1,))
+    for event in (core_started(1), done, closed(done)):
+        recording.observer(event)
+    recording.close("stopped")
+    assert summarize(open_run(recording.run_dir)).warnings == ()
+    for segment in (recording.run_dir / "requests").iterdir():
+        segment.unlink()
+    (warning,) = summarize(open_run(recording.run_dir)).warnings
+    assert "1 requests that arrived have no row" in warning
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"core": 5}', '{"dropped": [1]}', '{"incarnation": [0]}'])
+def test_a_corrupt_replica_file_is_a_warning(start, text):
+    recording = start()
+    recording.observer(core_started(1))
+    recording.close("stopped")
+    (file,) = (recording.run_dir / "replicas").iterdir()
+    file.write_text(text)
+    run = open_run(recording.run_dir)
+    assert run.replicas == []
+    assert any(file.name in warning for warning in run.warnings)
+
+
+def test_a_manifest_of_other_shapes_is_no_run(start):
+    recording = start()
+    recording.close("stopped")
+    file = recording.run_dir / "run.json"
+    sound = json.loads(file.read_text())
+    for name in ("ended", "process", "model", "config", "logged"):
+        file.write_text(json.dumps(sound | {name: "x"}))
+        with pytest.raises(RunError, match=f"{name} is no object"):
+            open_run(recording.run_dir)
+    file.write_text("[" * 200_000)
+    with pytest.raises(RunError, match="nested too deeply"):
+        open_run(recording.run_dir)

@@ -154,3 +154,15 @@ def test_a_disk_that_fills_up_while_sealing_leaves_the_stream_and_nothing_else(w
         seal_stream(closed[0])
     assert [path.name for path in closed[0].parent.iterdir()] == [closed[0].name]
     assert seal_stream(closed[0]) is not None
+
+
+def test_a_segment_that_is_deleted_under_the_writer_is_lost_and_counted(writer, tmp_path, caplog):
+    assert writer.write(batch(1, 2, 3)) == 0
+    (tmp_path / "steps").rename(tmp_path / "elsewhere")
+    assert writer.write(batch(4)) == 3
+    assert "deleted or moved away; its 3 rows are lost" in caplog.text
+    assert writer.write(batch(5)) == 0
+    (stream,) = (tmp_path / "steps").iterdir()
+    assert numbers(stream) == [4, 5]
+    stream.unlink()
+    assert writer.close() == 2

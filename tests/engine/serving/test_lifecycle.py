@@ -178,7 +178,7 @@ def test_a_reader_that_resumes_gets_everything(start_server, heard):
     assert_idle(server, heard)
 
 
-def test_a_killed_core_fails_its_requests_and_is_restarted_once(start_server, heard):
+def test_a_killed_core_fails_its_requests_and_is_restarted_once(start_server, heard, caplog):
     server = start_server(heard)
     (first,) = heard.of(CoreStarted)
     failed = completion(server, "the quick <die> brown", max_tokens=50)
@@ -204,6 +204,9 @@ def test_a_killed_core_fails_its_requests_and_is_restarted_once(start_server, he
     assert completion(server).status_code == 503
     assert heard.of(Rejected)[-1].reason == "unavailable"
     assert len(heard.of(CoreStarted)) == 2
+    told = [record.getMessage() for record in caplog.records if "killed by signal 9" in record.getMessage()]
+    assert ["is being restarted" in line for line in told] == [True, False]
+    assert "will not be restarted (0 requests in flight failed)" in told[1]
 
 
 def test_a_stream_ends_with_an_error_when_the_core_dies(start_server, heard):
