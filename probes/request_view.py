@@ -53,9 +53,15 @@ def request_document(run: Run, request: str, prompt_index: int = 0, choice_index
         "run_status": run.status.value,
         "places": [{"prompt_index": p, "choice_index": c} for p, c in places],
         "stages": stages,
+        "token_log": (run.manifest.get("logged") or {}).get("token_log"),
+        "prompt_pieces": _pieces(row["prompt_token_ids"], vocabulary),
         "tokens": tokens,
         "warnings": [*run.warnings, *_warnings(row, is_hashed)],
     }
+
+
+def _pieces(ids: list[int] | None, vocabulary: Vocabulary | None) -> list[str | None] | None:
+    return None if ids is None or vocabulary is None else [valid_unicode(vocabulary.piece(token)) for token in ids]
 
 
 def _tokens(row: dict[str, Any], vocabulary: Vocabulary | None) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +29,7 @@ _UNDECIDED = {
     "no_pair": "there is nothing to compare",
 }
 MAX_VALUE = 48
+MAX_BEFORE, MAX_AFTER = 37, 48  # columns of context
 MAX_NAMES = 5
 
 
@@ -100,7 +102,7 @@ def _pair(console: Console, pair: dict[str, Any]) -> None:
     evidence, first = pair["evidence"], pair["first_difference"]
     where = f"{first['side']} token {first['index']}"
     console.print(Text.assemble((_name(pair), "bold"), f"   {pair['class'].replace('_', ' ')} from {where}"))
-    console.print(_sides(first, evidence))
+    console.print(_sides(console, first, evidence))
     for name, values in evidence["sampling_changes"].items():
         console.print(Text(f"  sampling.{printable(name)}: A {_value(values['a'])}, B {_value(values['b'])}"))
     alignment = evidence["alignment"]
@@ -121,34 +123,62 @@ def _name(pair: dict[str, Any]) -> str:
     )
 
 
-def _sides(first: dict[str, Any], evidence: dict[str, Any]) -> Table:
+def _sides(console: Console, first: dict[str, Any], evidence: dict[str, Any]) -> Table:
+    """Both tokens with the text around them; where the line is too short, it is the text that is cut."""
+    figures = {side: (f"  {side.upper()}", *_figures(first[side])) for side in ("a", "b")}
     grid = Table.grid(padding=(0, 1))
-    for _ in range(4):
-        grid.add_column(no_wrap=True, overflow="ellipsis")
-    grid.columns[3].ratio = 1
-    before = evidence["context"]["before"]
+    for cells in zip(*figures.values(), strict=True):
+        grid.add_column(no_wrap=True, min_width=max(map(len, cells)))
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    room = console.width - sum(column.min_width or 0 for column in grid.columns) - 2 * len(grid.columns)
     for side, style in (("a", "red"), ("b", "green")):
-        token = first[side]
-        if token is None:
+        if first[side] is None:
             ended = evidence["finish_reasons"][side]
             reason = f" ({shortened(ended, 20)})" if first["side"] == "output" and ended else ""
-            told = Text(f"ended here{reason}", style="dim")
-            grid.add_row(f"  {side.upper()}", "", "", told)
-            continue
-        logprob = "" if token["logprob"] is None else f"{token['logprob']:.3f}"
-        after = evidence["context"][f"after_{side}"]
-        piece = token["piece"]
-        text = Text()
-        if before is not None and after is not None and piece is not None:
-            text.append("…" + _tail(before, 36), style="dim")
-            text.append(printable(piece), style=f"bold {style}")
-            text.append(shortened(after[len(piece) :] if after.startswith(piece) else "", 48))
-        grid.add_row(f"  {side.upper()}", shortened(str(token["id"]), 16), logprob, text)
+            told: Text | str = Text(f"ended here{reason}", style="dim")
+        else:
+            context = evidence["context"]
+            told = _around(console, context["before"], first[side]["piece"], context[f"after_{side}"], style, room)
+        grid.add_row(*figures[side], told)
     return grid
 
 
-def _tail(text: str, limit: int) -> str:
-    return printable(text[-limit:])
+def _figures(token: dict[str, Any] | None) -> tuple[str, str]:
+    """Id and logprob, whole at any width."""
+    if token is None:
+        return ("", "")
+    return (str(token["id"]), "" if token["logprob"] is None else f"{token['logprob']:.3f}")
+
+
+def _around(
+    console: Console, before: str | None, piece: str | None, after: str | None, style: str, room: int
+) -> Text | str:
+    """The token, marked, in the text around it: at most `room` columns, of which the token comes first."""
+    if before is None or piece is None or after is None:
+        return ""
+    marks = ("▸", "◂") if console.color_system is None or console.no_color else ("", "")
+    told = shortened(piece, max(1, room - 2 * len(marks[0])))
+    token = Text.assemble(marks[0], (told, f"bold underline {style}"), marks[1])
+    room = max(0, room - token.cell_len)
+    rest = after[len(piece) :] if after.startswith(piece) else ""
+    start = _tail(before, min(MAX_BEFORE, room // 2))
+    return Text.assemble((start, "dim"), token, _within(rest, min(MAX_AFTER, room - cell_len(start))))
+
+
+def _tail(text: str, room: int) -> str:
+    """An ellipsis and the end of the text, in at most `room` columns."""
+    safe = printable(text[-room:]) if room > 1 else ""
+    while safe and cell_len(safe) > room - 1:
+        safe = safe[1:]
+    return f"…{safe}" if safe else ""
+
+
+def _within(text: str, room: int) -> str:
+    """The beginning of the text in at most `room` columns."""
+    limit = room
+    while limit > 0 and cell_len(shortened(text, limit)) > room:
+        limit -= 1
+    return shortened(text, limit) if limit > 0 else ""
 
 
 def _undecided(console: Console, document: dict[str, Any]) -> None:

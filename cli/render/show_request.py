@@ -5,20 +5,32 @@ From an `inferdbg.show-request/1` document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from inferdbg.cli.render.terminal import count, duration, table
+from inferdbg.cli.render.token_cells import (
+    COLUMNS,
+    DOING,
+    RIGHT,
+    brief_cells,
+    fitting_columns,
+    full_cells,
+    left_out,
+    quoted,
+    total_width,
+)  # fmt: skip
 from inferdbg.probes.text import shortened
 
 __all__ = ["render_request"]
 
 WATERFALL_WIDTH = 50
-PIECE_WIDTH = 24
+PROMPT_TOKENS = 8  # shown from each end
 EXECUTE_STAGES = ("prefill", "decode")
 
 
@@ -28,6 +40,9 @@ def render_request(console: Console, document: Mapping[str, Any], limit: int) ->
     console.print()
     _waterfall(console, document["stages"])
     console.print()
+    if document["num_prompt_tokens"] is not None:  # it was accepted
+        _prompt(console, document, limit)
+        console.print()
     _tokens(console, document, limit)
     for warning in document["warnings"]:
         console.print(Text.assemble(("warning: ", "bold yellow"), shortened(warning, 300)))
@@ -50,6 +65,8 @@ def _head(console: Console, document: Mapping[str, Any]) -> None:
         ("ended", ", ".join([end, *(str(reason) for reason in reasons if reason)])),
         ("sampling", ", ".join(told)),
         ("tokens", _sizes(document)),
+        ("asked", document["prompt_text"] or document["messages"]),
+        ("answered", document["output_text"]),
         ("preempted", f"{count(document['num_preemptions'] or 0, 'time')}" if document["num_preemptions"] else None),
         ("others", _others(document)),
     ):
@@ -92,6 +109,7 @@ def _waterfall(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:
     if not stages:
         console.print("its stages are not known: they are written when a request ends")
         return
+    width = max(10, min(WATERFALL_WIDTH, console.width - 36))
     begun, ended = stages[0]["start_ns"], stages[-1]["end_ns"]
     whole = max(1, ended - begun)
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -100,8 +118,8 @@ def _waterfall(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:
     grid.add_row(Text("stage", style="bold"), Text("at", style="bold"), Text("took", style="bold"), "")
     for stage in stages:
         start, took = stage["start_ns"] - begun, stage["end_ns"] - stage["start_ns"]
-        left = min(WATERFALL_WIDTH - 1, start * WATERFALL_WIDTH // whole)
-        length = max(1, min(WATERFALL_WIDTH - left, round(took * WATERFALL_WIDTH / whole)))
+        left = min(width - 1, start * width // whole)
+        length = max(1, min(width - left, round(took * width / whole)))
         style = "cyan" if stage["name"] in EXECUTE_STAGES else "blue"
         line = Text(" " * left).append("█" * length if took else "▏", style=style)
         grid.add_row(Text(stage["name"]), duration(start / 1e9), duration(took / 1e9), line)
@@ -109,58 +127,60 @@ def _waterfall(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:
     console.print(grid)
 
 
+def _prompt(console: Console, document: Mapping[str, Any], limit: int) -> None:
+    """The prompt's first and last tokens, or all of them where `limit` is 0: id and piece."""
+    cached, ids, pieces = document["cached_tokens"], document["prompt_token_ids"], document["prompt_pieces"]
+    told = count(document["num_prompt_tokens"], "token") + (f", {cached:,} from the prefix cache" if cached else "")
+    is_hashed = document["token_log"] == "hashed"
+    if ids is None or is_hashed:
+        told += ", which were logged as keyed hashes" if is_hashed else ", whose ids were not logged"
+    console.print(Text.assemble(("prompt", "bold"), f"   {told}"))
+    if ids is None or is_hashed:
+        return
+    words = [
+        f"{token} {quoted(pieces[position] if pieces else None)}"
+        for position, token in enumerate(ids)
+        if not limit or position < PROMPT_TOKENS or position >= len(ids) - PROMPT_TOKENS
+    ]
+    if len(words) < len(ids):
+        words.insert(PROMPT_TOKENS, f"… {len(ids) - len(words):,} left out (--limit 0 shows all) …")
+    for line in _lines(words, console.width - 2):
+        console.print(Text(f"  {line}"))
+
+
+def _lines(words: Iterable[str], width: int) -> Iterator[str]:
+    """The words in lines; one with blanks in it stays whole."""
+    line = ""
+    for word in words:
+        if line and cell_len(line) + cell_len(word) + 3 > width:
+            yield line
+            line = word
+        else:
+            line = f"{line}   {word}" if line else word
+    yield line
+
+
 def _tokens(console: Console, document: Mapping[str, Any], limit: int) -> None:
     tokens: Sequence[Mapping[str, Any]] = document["tokens"]
     if not tokens:
         console.print("no token was sampled")
         return
-    rows = table(
-        "#", "id", "piece", "logprob", "at", "gap", "step", "batch", "cached", "what the engine was doing",
-        right=("#", "id", "logprob", "at", "gap", "step", "batch", "cached"),
-    )  # fmt: skip
-    rows.columns[-1].no_wrap, rows.columns[-1].overflow = False, "fold"
     head, tail = (len(tokens), 0) if not limit or len(tokens) <= limit else ((limit + 1) // 2, limit // 2)
-    for position, token in enumerate(tokens):
-        if head <= position < len(tokens) - tail:
-            if position == head:
-                rows.add_row("…", *[""] * 8, f"{len(tokens) - head - tail:,} tokens left out (--limit 0 shows all)")
-            continue
-        before = tokens[position - 1]["time_ns"] if position else None
-        rows.add_row(*_token(token, before))
-    console.print(rows)
+    shown = [*range(head), *range(len(tokens) - tail, len(tokens))]
+    is_cut = len(shown) < len(tokens)
 
+    def cells(brief: bool) -> list[dict[str, str]]:
+        make = brief_cells if brief else full_cells
+        rows = [make(tokens[i], tokens[i - 1]["time_ns"] if i else None) for i in shown]
+        return [*rows[:head], left_out(len(tokens) - len(shown), brief), *rows[head:]] if is_cut else rows
 
-def _token(token: Mapping[str, Any], before_ns: int | None) -> list[str | Text]:
-    engine = token["engine"] or {}
-    piece = token["piece"]
-    time_ns, since = token["time_ns"], token["offset_seconds"]
-    gap = duration((time_ns - before_ns) / 1e9) if before_ns is not None and time_ns is not None else ""
-    return [
-        str(token["index"]),
-        "–" if token["id"] is None else shortened(str(token["id"]), 20),
-        Text("–" if piece is None else f'"{shortened(piece, PIECE_WIDTH)}"'),  # quotes: spaces at the ends count
-        "–" if token["logprob"] is None else f"{token['logprob']:.3f}",
-        duration(since),
-        gap,
-        "–" if token["step"] is None else str(token["step"]),
-        _number(engine.get("batch")),
-        _number(engine.get("cached") or None),
-        Text(_doing(engine)),
-    ]
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
-def _doing(engine: Mapping[str, Any]) -> str:
-    """The step in words: ``decode with 12 others``, ``prefill 512:640 of 640``, ``preempted before``."""
-    parts: list[str] = []
-    for chunk in engine.get("chunks", ()):
-        kind = "prefill" if chunk["prefill"] else "decode"
-        parts.append(f"{kind} {chunk['start']}:{chunk['start'] + chunk['len']}" if chunk["prefill"] else kind)
-    if prefills := engine.get("other_prefill_tokens"):
-        parts.append(f"beside {prefills} prefill tokens")
-    if engine.get("preempted"):
-        parts.append(f"preempted before, {engine['lost']} tokens lost")
-    return ", ".join(parts)
+    rows, names, is_brief = cells(brief=False), [*COLUMNS, DOING], False
+    if total_width(rows, names) > console.width:
+        rows, is_brief = cells(brief=True), True
+        names = fitting_columns(rows, console.width)
+    drawn = table(*names, right=RIGHT)
+    for row in rows:
+        drawn.add_row(*(Text(row.get(name, "")) for name in names))
+    console.print(drawn)
+    if is_cut and is_brief:
+        console.print("--limit 0 shows all tokens")

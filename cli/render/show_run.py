@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from rich.console import Console
@@ -12,11 +13,12 @@ from rich.text import Text
 from inferdbg.cli.render.terminal import bar, count, duration, share, table
 from inferdbg.probes.text import shortened
 
-__all__ = ["render_run"]
+__all__ = ["render_requests", "render_run"]
 
 _STATUS_STYLES = {"open": "cyan", "closed": "green", "lost": "bold red"}
 _END_STYLES = {"finished": "green", "aborted": "yellow", "rejected": "magenta", "failed": "red"}
 MAX_IN_FLIGHT = 10
+REQUESTS_PER_TABLE = 1000
 
 
 def render_run(console: Console, document: Mapping[str, Any], argument: str) -> None:
@@ -30,6 +32,16 @@ def render_run(console: Console, document: Mapping[str, Any], argument: str) -> 
     _in_flight(console, document["in_flight_requests"])
     _slowest(console, document, argument)
     _losses(console, document)
+
+
+def render_requests(console: Console, requests: Iterator[Mapping[str, Any]]) -> None:
+    """Prints every request, one a line; a table at a time, so that a long run needs no memory for it."""
+    shown = False
+    while block := list(islice(requests, REQUESTS_PER_TABLE)):
+        console.print(_requests(block, with_errors=True))
+        shown = True
+    if not shown:
+        console.print("0 requests")
 
 
 def _head(console: Console, document: Mapping[str, Any]) -> None:
@@ -120,17 +132,23 @@ def _slowest(console: Console, document: Mapping[str, Any], argument: str) -> No
     console.print()
     # unbroken and whole, to be copied
     console.print(Text(f"slowest requests (inferdbg show {argument} REQUEST)", style="bold"), soft_wrap=True)
+    console.print(_requests(document["slowest"]))
+
+
+def _requests(requests: Sequence[Mapping[str, Any]], with_errors: bool = False) -> Table:
     rows = table("request", "end", "E2E", "TTFT", "prompt", "output", right=("E2E", "TTFT", "prompt", "output"))
-    for request in document["slowest"]:
+    for request in requests:
+        end = request["end"] or "in flight"
+        told = f"{end}: {request['error_type']}" if with_errors and request["error_type"] else end
         rows.add_row(
             Text(shortened(request["client_request_id"] or request["request_id"], 44)),
-            Text(shortened(request["end"], 20), style=_END_STYLES.get(request["end"], "")),
+            Text(shortened(told, 40), style=_END_STYLES.get(end, "")),
             duration(request["e2e_seconds"]),
             duration(request["ttft_seconds"]),
             _number(request["prompt_tokens"]),
             _number(request["output_tokens"]),
         )
-    console.print(rows)
+    return rows
 
 
 def _number(value: int | None) -> str:
@@ -144,7 +162,8 @@ def _losses(console: Console, document: Mapping[str, Any]) -> None:
         told = ", ".join(f"{number:,} {shortened(signal, 40)}" for signal, number in dropped.items())
         console.print(Text(f"dropped: {told}", style="bold yellow"))
     else:
-        console.print(Text("nothing was dropped", style="dim"))
+        none = "no drop is on record" if document["status"] == "lost" else "nothing was dropped"
+        console.print(Text(none, style="dim"))
     if (deleted := document["deleted"])["segments"]:
         parts = [_deleted(table, counts) for table, counts in deleted["tables"].items()]
         told = f"deleted by retention: {count(deleted['segments'], 'segment')}, {deleted['bytes'] / 1e6:,.1f} MB"

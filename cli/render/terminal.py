@@ -10,8 +10,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, cast
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -22,7 +22,8 @@ from rich.text import Text
 from inferdbg.probes.text import is_invisible, message_text, printable, valid_unicode
 
 __all__ = [
-    "PrintableFormatter", "bar", "count", "diagnostics", "duration", "output", "print_json", "share", "table", "warn",
+    "PrintableFormatter", "bar", "count", "diagnostics", "duration", "output", "print_json", "print_json_list", "share",
+    "table", "warn",
 ]  # fmt: skip
 
 PLAIN_WIDTH = 120  # of lines that go to a file or a pipe
@@ -54,11 +55,25 @@ class PrintableFormatter(logging.Formatter):
 def print_json(document: Mapping[str, Any]) -> None:
     """One document on stdout, on one line: null for what JSON cannot say, such as -inf; what a terminal would obey
     or hide is escaped, which means the same to every reader of JSON."""
+    sys.stdout.write(_json(document) + "\n")
+
+
+def print_json_list(document: Mapping[str, Any], name: str, items: Iterator[Mapping[str, Any]]) -> None:
+    """One document with one more field, `name`, whose items are written one a line as they come."""
+    sys.stdout.write(f"{_json(document)[:-1]},{_json(name)}:[")
+    separator = "\n"
+    for item in items:
+        sys.stdout.write(separator + _json(item))
+        separator = ",\n"
+    sys.stdout.write("\n]}\n")
+
+
+def _json(document: Any) -> str:
     try:
         text = msgspec.json.encode(document).decode()
     except UnicodeEncodeError:  # a file name that is no UTF-8
         text = msgspec.json.encode(_encodable(document)).decode()
-    sys.stdout.write(re.sub(r"[^\x00-\x7e]", lambda match: _json_escaped(match[0]), text) + "\n")
+    return re.sub(r"[^\x00-\x7e]", lambda match: _json_escaped(match[0]), text)
 
 
 def _json_escaped(char: str) -> str:
@@ -83,7 +98,21 @@ def _encodable(value: Any) -> Any:
 def _console(stream: IO[str]) -> Console:
     # Without a terminal rich would fold lines to 80 columns; $COLUMNS still wins.
     width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
-    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+    file = stream if stream.isatty() else cast(IO[str], _WithoutPadding(stream))
+    return Console(file=file, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+
+
+class _WithoutPadding:
+    """A file or a pipe, without the blanks with which tables fill their lines."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def duration(seconds: float | None) -> str:

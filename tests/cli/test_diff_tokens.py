@@ -1,4 +1,6 @@
+import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -6,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from inferdbg.cli.render.diff_tokens import render_diff
 from inferdbg.engine.serving.events import EndKind
 from inferdbg.tracing.token_log import TokenLogMode
 
@@ -59,8 +63,8 @@ def test_a_differing_output_is_found_with_exit_1_and_shown_with_its_text(
     text = inferdbg("diff-tokens", a, b).out
     assert "outputs differ" in text
     assert "prefix_cache" in text
-    assert "w10 w11 w12 w7 w8 w9" in text
-    assert "w10 w11 w12 w7 w5 w9" in text
+    assert "w10 w11 w12 w7 ▸w8 ◂w9" in text
+    assert "w10 w11 w12 w7 ▸w5 ◂w9" in text
 
 
 def test_what_the_cores_said_of_themselves_is_compared_too(
@@ -242,3 +246,33 @@ def test_a_run_that_cannot_be_read_is_2(
     outcome = inferdbg("diff-tokens", record("a", []), tmp_path / "nowhere")
     assert outcome.code == 2
     assert "nowhere" in outcome.err
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_in_a_narrow_window_the_context_is_cut_and_nothing_else(
+    record: Callable[..., Path],
+    inferdbg: Callable[..., Any],
+    events: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    before, after = tuple(range(500, 520)), tuple(range(700, 720))
+    a = record("a", load(events, [(*before, 801, *after)]))
+    b = record("b", load(events, [(*before, 802, *after)]))
+    lines = inferdbg("diff-tokens", a, b).out.splitlines()
+    for side, token in (("A", 801), ("B", 802)):
+        (line,) = (line for line in lines if re.match(rf"  {side} +80", line))
+        assert re.match(rf"  {side} +{token} +-5\.250 +….*w519 ▸w{token} ◂w700 .*…$", line)
+        assert len(line) <= width
+
+
+def test_on_a_terminal_with_colours_the_token_is_underlined(
+    record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any
+) -> None:
+    a, b = record("a", load(events, [(1, 2)])), record("b", load(events, [(1, 3)]))
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
+    render_diff(console, inferdbg("diff-tokens", a, b, "--json").document, 5)
+    assert isinstance(console.file, io.StringIO)
+    assert "\x1b[1;4;31mw2 " in console.file.getvalue()
+    assert "▸" not in console.file.getvalue()

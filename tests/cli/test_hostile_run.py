@@ -88,6 +88,8 @@ def test_no_string_of_a_run_is_obeyed_by_the_terminal(
     a, b = hostile_run("a", (1, 2, 3)), hostile_run("b", (1, 2))
     shown = inferdbg("show", a)
     assert_harmless(shown, 0)
+    assert_harmless(inferdbg("show", a, "--requests"), 0)
+    assert_harmless(inferdbg("show", a, "--requests", "--json"), 0)
     for told in ("finished\\x1b", "failed\\x1b", "(stopped\\x1b", "warning: ", "going\\x1b", "tiny\\x1b"):
         assert told in shown.out
     for request in ("req-0001", "broke", "going", "told", "no"):

@@ -350,3 +350,115 @@ def test_showing_a_run_never_loads_torch(record: Callable[..., Path], events: An
             "assert not {'torch', 'transformers', 'starlette'} & set(sys.modules)"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_prompt_is_shown_by_id_and_piece(
+    record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    prompt = (666, *range(1, 25))
+    arrival = events.arrived("r", prompts=(prompt,))
+    happened = [events.core_started(), arrival, events.closed(arrival)]
+    run = record("run", happened)
+    text = inferdbg("show", run, "r").out
+    assert "prompt   25 tokens, 2 from the prefix cache\n" in text
+    assert '  666 "\\x1b[2J\\u202e[red]\\n"   1 "w1 "   2 "w2 "' in text
+    assert '7 "w7 "' in text
+    assert "… 9 left out (--limit 0 shows all) …" in text
+    assert '17 "w17 "' in text
+    assert '24 "w24 "' in text
+    assert '8 "w8 "' not in text
+    whole = inferdbg("show", run, "r", "--limit", 0).out
+    assert all(f'{token} "w{token} "' in whole for token in prompt[1:])
+    assert "left out" not in whole
+    assert max(map(len, [*text.splitlines(), *whole.splitlines()])) <= 80
+    document = inferdbg("show", run, "r", "--json").document
+    assert (document["prompt_token_ids"], document["prompt_pieces"][1]) == (list(prompt), "w1 ")
+
+
+def test_a_prompt_without_ids_says_so(record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any) -> None:
+    from inferdbg.tracing.token_log import TokenLogMode
+
+    happened = [events.core_started(), arrival := events.arrived("r"), events.closed(arrival), events.rejected("no")]
+    hashed = record("hashed", happened, token_log=TokenLogMode.HASHED, token_log_key=b"k" * 32)
+    assert "4 tokens, 2 from the prefix cache, which were logged as keyed hashes" in inferdbg("show", hashed, "r").out
+    off = record("off", happened, token_log=TokenLogMode.OFF)
+    assert "4 tokens, 2 from the prefix cache, whose ids were not logged" in inferdbg("show", off, "r").out
+    rejected = inferdbg("show", off, "no").out
+    assert re.search("^prompt", rejected, re.MULTILINE) is None
+    assert "None" not in rejected
+
+
+def test_recorded_text_is_shown(record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any) -> None:
+    arrival = events.arrived("r", prompt_text="a question")
+    happened = [events.core_started(), arrival, events.closed(arrival)]
+    text = inferdbg("show", record("run", happened, log_text=True), "r").out
+    assert re.search("^asked +a question$", text, re.MULTILINE)
+    assert re.search("^answered +a text$", text, re.MULTILINE)
+    assert "a question" not in inferdbg("show", record("other", happened), "r").out
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 120])
+def test_every_token_is_one_line_at_any_width(
+    record: Callable[..., Path],
+    inferdbg: Callable[..., Any],
+    events: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    arrival = events.arrived("r", seq_ids=(0,), prompts=(tuple(range(10)),))
+    admitted = {"admitted_seq_ids": (0,), "admitted_cached": (2,), "admitted_is_resume": (False,)}
+    happened = [events.core_started(), arrival, events.step(1, (0,), prefill=10, chunk_starts=(0,), **admitted)]
+    happened += [events.step(n, (0, 9), prefill=142) for n in range(2, 41)]
+    closed = events.closed(arrival, choices=(events.choice(tuple(range(900, 940))),))
+    run = record("run", [*happened, closed])
+    lines = inferdbg("show", run, "r", "--limit", 4).out.splitlines()
+    (head,) = (i for i, line in enumerate(lines) if "logprob" in line)
+    table = lines[head + 2 : head + 7]
+    assert [line.split()[0] for line in table] == ["0", "1", "…", "38", "39"]
+    assert max(map(len, lines)) <= width
+    told = ["prefill 0:10", "decode, beside 142 prefill tokens", "36 tokens left out (--limit 0 shows all)"]
+    brief = ["prefill 0:10", "decode +142", "36 left out"]
+    assert [line.endswith(end) for line, end in zip(table, told if width == 120 else brief, strict=False)] == [True] * 3
+    dropped = {72: {"batch", "cached"}, 80: {"cached"}}.get(width, set())
+    assert {"gap", "batch", "cached"} - set(lines[head].split()) == dropped
+
+
+def test_the_requests_of_a_run_are_listed_oldest_first(
+    record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any
+) -> None:
+    run = record("run", some_of_everything(events))
+    outcome = inferdbg("show", run, "--requests", "--json")
+    document = outcome.document
+    assert (document["schema"], document["run"], document["status"]) == ("inferdbg.show-requests/1", "run", "closed")
+    listed = {request["request_id"]: request for request in document["requests"]}
+    assert list(listed) == ["no", "req-0000", "req-0001", "req-0002", "req-0003", "gone", "broke", "open"]
+    assert listed["req-0001"] == {
+        "request_id": "req-0001", "client_request_id": "client-1", "end": "finished", "e2e_seconds": 0.059,
+        "ttft_seconds": 0.016, "prompt_tokens": 6, "output_tokens": 5, "error_type": None,
+        "arrival_ns": events.START_NS + MS,
+    }  # fmt: skip
+    assert (listed["open"]["end"], listed["open"]["e2e_seconds"], listed["open"]["prompt_tokens"]) == (None, None, 4)
+    assert listed["no"]["prompt_tokens"] is None
+    text = inferdbg("show", run, "--requests").out
+    assert re.search(r"^client-1 +finished +59\.0 ms +16\.0 ms +6 +5$", text, re.MULTILINE)
+    assert re.search(r"^no +rejected: queue_full +2\.00 ms +– +– +–$", text, re.MULTILINE)
+    assert re.search(r"^mine +in flight +– +– +4 +–$", text, re.MULTILINE)
+    assert len(text.splitlines()) == 2 + 8
+    assert inferdbg("show", record("empty", []), "--requests").out == "0 requests\n"
+    assert inferdbg("show", run, "open", "--requests").code == 2
+
+
+def test_all_prompts_and_choices_of_a_request_are_counted(
+    record: Callable[..., Path], inferdbg: Callable[..., Any], events: Any
+) -> None:
+    from inferdbg.engine.core.sampling_params import SamplingParams
+
+    arrival = events.arrived("many", prompts=((1, 2), (3, 4, 5)), sampling=SamplingParams(n=2, seed=1))
+    choices = tuple(
+        events.choice((c, c), prompt_index=p, choice_index=c, seq_id=2 * p + c) for p in (0, 1) for c in (1, 0)
+    )
+    run = record("run", [events.core_started(), arrival, events.closed(arrival, choices=choices)])
+    (slowest,) = inferdbg("show", run, "--json").document["slowest"]
+    assert (slowest["prompt_tokens"], slowest["output_tokens"]) == (5, 8)

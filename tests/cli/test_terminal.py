@@ -11,7 +11,9 @@ from inferdbg.cli.render.terminal import (
     duration,
     output,
     print_json,
+    print_json_list,
     share,
+    table,
     warn,
 )
 
@@ -80,6 +82,23 @@ def test_a_json_document_means_the_same_and_moves_no_terminal(capsys: pytest.Cap
     assert not set("\x1b\x9b\x7f\u202e\U000e0041") & set(printed)
     print_json({"file": "a\udcff"})
     assert json.loads(capsys.readouterr().out) == {"file": "a\ufffd"}
+
+
+def test_a_list_is_one_document_with_an_item_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for items in ([], [{"a": 1}, {"a": "\x1b"}]):
+        print_json_list({"schema": "s"}, "items", iter(items))
+        printed = capsys.readouterr().out
+        assert json.loads(printed) == {"schema": "s", "items": items}
+        assert len(printed.splitlines()) == len(items) + 2
+        assert "\x1b" not in printed
+
+
+def test_a_pipe_gets_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = table("a", "b")
+    rows.add_row("long", "  longer")
+    rows.add_row("x", "y")
+    output().print(rows)
+    assert capsys.readouterr().out.splitlines() == ["a      b", "─" * 15, "long     longer", "x      y"]
 
 
 def test_lines_are_not_folded_to_80_columns_without_a_terminal(
