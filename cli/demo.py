@@ -71,8 +71,9 @@ def _record(
     from inferdbg.cli.museum.placards import ARTWORKS
     from inferdbg.cli.museum.server import running_server
     from inferdbg.cli.render.burst import BurstView
+    from inferdbg.engine.core.acquire.resolve import model_name
 
-    name = Path(model).name
+    name = model_name(model)
     arguments = ("--model", str(model_dir), "--served-model-name", name, "--trace", "--run-dir", str(run_dir), *setting)
     say.print("  starting the server …")
     with running_server(arguments) as url:

@@ -36,11 +36,11 @@ class SegmentFile:
         self.path = path
         self.opened = time.monotonic()
         self.size = 0
-        self.num_rows = 0  # counted by its writer
+        self.num_items = 0  # rows or spans in it
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-    def append(self, data: bytes) -> None:
-        """Hands the bytes to the kernel: a killed process loses nothing of it. Raises OSError."""
+    def append(self, data: bytes, num_items: int = 0) -> None:
+        """Hands the bytes, which hold `num_items`, to the kernel: a killed process loses nothing. Raises OSError."""
         view = memoryview(data)
         try:
             while view:
@@ -50,17 +50,21 @@ class SegmentFile:
             os.lseek(self._fd, self.size, os.SEEK_SET)
             raise
         self.size += len(data)
+        self.num_items += num_items
 
     def close(self) -> None:
         os.close(self._fd)
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether its path no longer leads to it: deleted or moved away, and what is appended would be lost unseen."""
+    def close_if_gone(self) -> bool:
+        """Lets go of a file whose path no longer leads to it: what is appended would be lost unseen. Says so."""
         try:
-            return not os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+            if os.path.samestat(os.stat(self.path), os.fstat(self._fd)):
+                return False
         except OSError:
-            return True
+            pass  # the path leads nowhere
+        self.close()
+        _log.warning("%s was deleted or moved away; what it held (%d) is lost and counted", self.path, self.num_items)
+        return True
 
     @property
     def is_full(self) -> bool:
@@ -133,20 +137,17 @@ class TableWriter:
         while self._waiting:
             file = self._file or self._open()
             frame, rows = self._waiting[0]
-            file.append(frame)
-            file.num_rows += rows
+            file.append(frame, rows)
             self._waiting.popleft()
             self._waiting_bytes -= len(frame)
         self._complained = False
 
     def _drop_gone_segment(self) -> int:
-        """Lets go of a segment that somebody deleted or moved away; returns how many rows went with it."""
-        if self._file is None or not self._file.is_gone:
+        """Returns how many rows went with a segment that somebody deleted or moved away."""
+        if self._file is None or not self._file.close_if_gone():
             return 0
         file, self._file = self._file, None
-        file.close()
-        _log.warning("%s was deleted or moved away; its %d rows are lost and counted", file.path, file.num_rows)
-        return file.num_rows
+        return file.num_items
 
     def _open(self) -> SegmentFile:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

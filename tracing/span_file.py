@@ -37,12 +37,13 @@ class SpanFile:
     def write(self, spans: Sequence[ReadableSpan]) -> None:
         if not spans:
             return
+        self._drop_gone_file()
         if time.monotonic() < self._retry_at:
             self._losses.add("spans", len(spans))
             return
         try:
             file = self._file or self._open()
-            file.append(self._encoder.line(spans))
+            file.append(self._encoder.line(spans), len(spans))
         except OSError as error:
             if not self._retry_at:
                 _log.warning("cannot write to %s: %s; losses are counted", self._directory, error.strerror)
@@ -59,8 +60,15 @@ class SpanFile:
             self._incarnation, self._seq = incarnation, 0
 
     def close(self) -> None:
+        self._drop_gone_file()
         if self._file is not None:
             self._file.close()
+            self._file = None
+
+    def _drop_gone_file(self) -> None:
+        """Counts the spans that went with a file that somebody deleted or moved away."""
+        if self._file is not None and self._file.close_if_gone():
+            self._losses.add("spans", self._file.num_items)
             self._file = None
 
     def _open(self) -> SegmentFile:

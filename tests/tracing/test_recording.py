@@ -421,3 +421,21 @@ def test_a_failing_disk_is_complained_of_once(tmp_path, caplog):
         f"the run in {tmp_path} cannot be kept (OSError: [Errno 28] No space left on device); "
         "serving goes on, losses are counted"
     ]
+
+
+def test_spans_that_are_deleted_under_the_writer_are_lost_and_counted(start):
+    recording = start()
+    first, second = arrived("first"), arrived("second")
+    observe(recording, core_started(1), first, closed(first))
+    (path,) = (recording.run_dir / "spans").iterdir()
+    held = sum(
+        len(scope["spans"])
+        for line in path.read_text().splitlines()
+        for r in json.loads(line)["resourceSpans"]
+        for scope in r["scopeSpans"]
+    )
+    path.unlink()
+    assert recording.dropped()["spans"] == 0
+    observe(recording, second, closed(second))
+    assert recording.dropped()["spans"] == held > 0
+    assert [p.name for p in (recording.run_dir / "spans").iterdir()] != []

@@ -160,7 +160,7 @@ def test_a_segment_that_is_deleted_under_the_writer_is_lost_and_counted(writer, 
     assert writer.write(batch(1, 2, 3)) == 0
     (tmp_path / "steps").rename(tmp_path / "elsewhere")
     assert writer.write(batch(4)) == 3
-    assert "deleted or moved away; its 3 rows are lost" in caplog.text
+    assert "deleted or moved away; what it held (3) is lost" in caplog.text
     assert writer.write(batch(5)) == 0
     (stream,) = (tmp_path / "steps").iterdir()
     assert numbers(stream) == [4, 5]
